@@ -1,0 +1,67 @@
+// Names that every kernel may use; this text stands before each *.cu, on both devices.
+//
+//   GRID_STRIDE_LOOP(i, n)         i = 0..n-1, independent items
+//   ROW_LOOP(row, i, rows, cols)   the same over a rows x cols matrix; what depends on `row` alone is hoisted
+//   BLOCK_ROWS(row, rows)          one block works on one row at a time
+//   BLOCK_STRIDE(i, n)             the threads of a block share the items of a row
+//   SIMD_SUM(s) / SIMD_MAX(m)      before a BLOCK_STRIDE: s or m is a reduction (a hint for the host compiler)
+//   block_sum(v), block_max(v)     reduce over the block; every thread gets the result
+//
+// On the host's fast mode (host_fast.h) a block is one contiguous range, blockDim is 1, and the reductions are the
+// identity, so that the loop bodies vectorise. Kernels use these names and no bare __syncthreads; the tiled GEMM family
+// (gemm.cu, conv.cu) is the exception.
+typedef long long i64;
+
+#ifndef SPRINT_FAST
+#define GRID_STRIDE_LOOP(i, n)                                      \
+  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); \
+       i += (i64)gridDim.x * blockDim.x)
+#define ROW_LOOP(row, i, rows, cols)                                                                      \
+  for (i64 flat_ = (i64)blockIdx.x * blockDim.x + threadIdx.x, total_ = (i64)(rows) * (cols); flat_ < total_; \
+       flat_ += (i64)gridDim.x * blockDim.x)                                                              \
+    if (const i64 row = flat_ / (cols), i = flat_ - row * (cols); true)
+#define BLOCK_ROWS(row, rows) for (i64 row = blockIdx.x; row < (rows); row += gridDim.x)
+#define BLOCK_STRIDE(i, n) for (i64 i = threadIdx.x; i < (n); i += blockDim.x)
+#define SIMD_SUM(s)
+#define SIMD_MAX(m)
+
+// fmaxf drops NaN; a maximum over data must keep it.
+__device__ inline float max_nan(float a, float b) { return a > b || a != a ? a : b; }
+
+__device__ inline float warp_sum(float v) {
+  for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
+  return v;
+}
+__device__ inline float warp_max(float v) {
+  for (int o = 16; o > 0; o >>= 1) v = max_nan(v, __shfl_xor_sync(0xffffffffu, v, o));
+  return v;
+}
+
+// The last barrier lets `part` be used again at once by the next reduction.
+__device__ inline float block_sum(float v) {
+  __shared__ float part[32];
+  v = warp_sum(v);
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = v;
+  __syncthreads();
+  v = threadIdx.x < blockDim.x / 32 ? part[threadIdx.x] : 0.f;
+  if (threadIdx.x < 32) v = warp_sum(v);
+  if (threadIdx.x == 0) part[0] = v;
+  __syncthreads();
+  v = part[0];
+  __syncthreads();
+  return v;
+}
+__device__ inline float block_max(float v) {
+  __shared__ float part[32];
+  v = warp_max(v);
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = v;
+  __syncthreads();
+  v = threadIdx.x < blockDim.x / 32 ? part[threadIdx.x] : -INFINITY;
+  if (threadIdx.x < 32) v = warp_max(v);
+  if (threadIdx.x == 0) part[0] = v;
+  __syncthreads();
+  v = part[0];
+  __syncthreads();
+  return v;
+}
+#endif

@@ -1,0 +1,42 @@
+// Host, fast mode: one block is one contiguous range of the work, with one thread; blocks are spread over OpenMP threads.
+static thread_local unsigned sprint_block, sprint_grid;
+static constexpr dim3 blockDim{1, 1, 1}, threadIdx{0, 0, 0};
+#define blockIdx (dim3{sprint_block, 0, 0})
+#define gridDim (dim3{sprint_grid, 1, 1})
+#define __shared__ static thread_local
+static inline void __syncthreads() {}
+
+static inline long long range_begin(long long n, unsigned block, unsigned grid) { return n * block / grid; }
+
+// The part of row `row` that lies in [flat, end).
+struct RowSpan {
+  long long row, begin, end;
+};
+static inline RowSpan row_span(long long flat, long long end, long long cols) {
+  const long long row = flat / cols, begin = flat - row * cols;
+  return {row, begin, min(begin + (end - flat), cols)};
+}
+
+#define GRID_STRIDE_LOOP(i, n)                                                     \
+  for (i64 i = range_begin((n), sprint_block, sprint_grid),                        \
+           i##_end = range_begin((n), sprint_block + 1, sprint_grid);              \
+       i < i##_end; ++i)
+#define ROW_LOOP(row_, i, rows, cols)                                              \
+  for (i64 total_ = (i64)(rows) * (cols), flat_ = range_begin(total_, sprint_block, sprint_grid), \
+           end_ = range_begin(total_, sprint_block + 1, sprint_grid);              \
+       flat_ < end_;)                                                              \
+    if (RowSpan span_ = row_span(flat_, end_, (cols)); true)                       \
+      if (const i64 row_ = span_.row; flat_ += span_.end - span_.begin, true)      \
+        for (i64 i = span_.begin; i < span_.end; ++i)
+#define BLOCK_ROWS(row, rows)                                                      \
+  for (i64 row = range_begin((rows), sprint_block, sprint_grid),                   \
+           row##_end = range_begin((rows), sprint_block + 1, sprint_grid);         \
+       row < row##_end; ++row)
+#define BLOCK_STRIDE(i, n) for (i64 i = 0; i < (n); ++i)
+#define SPRINT_PRAGMA(text) _Pragma(#text)
+#define SIMD_SUM(s) SPRINT_PRAGMA(omp simd reduction(+ : s))
+#define SIMD_MAX(m) SPRINT_PRAGMA(omp simd reduction(max : m))
+
+static inline float max_nan(float a, float b) { return a > b || a != a ? a : b; }
+static inline float block_sum(float v) { return v; }
+static inline float block_max(float v) { return v; }
