@@ -1,0 +1,120 @@
+"""The measured choice between convolution algorithms, remembered in memory and in the cache folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import source
+from .device import Device
+
+TIMED_CALLS = 3  # of each algorithm at most, the best counts
+TIMED_SECONDS = 0.5  # slow layers are not timed for longer
+# Where one of these texts has changed, choices are measured afresh.
+TIMED_TEXTS = ("im2col.cu", "conv.cu", "tile.cuh", "host_tile.h", "host_gemm.cpp")
+A = TypeVar("A")
+
+
+def fastest(device: Device, candidates: Sequence[A], call: Callable[[A], None]) -> A:
+    """The candidate whose call takes least time, device synchronised; one untimed call of each goes first."""
+    for candidate in candidates:
+        call(candidate)
+    best = {id(candidate): float("inf") for candidate in candidates}
+    begin = time.perf_counter()
+    for _ in range(TIMED_CALLS):
+        for candidate in candidates:
+            best[id(candidate)] = min(best[id(candidate)], _seconds(device, call, candidate))
+        if time.perf_counter() - begin > TIMED_SECONDS:
+            break
+    return min(candidates, key=lambda candidate: best[id(candidate)])
+
+
+def _seconds(device: Device, call: Callable[[A], None], candidate: A) -> float:
+    device.synchronize()
+    begin = time.perf_counter()
+    call(candidate)
+    device.synchronize()
+    return time.perf_counter() - begin
+
+
+def device_tag(device: Device) -> str:
+    """What a time depends on: the device's description (processor, threads, mode) without its number."""
+    return device.kind + device.describe().removeprefix(device.name)
+
+
+class Choices:
+    """Table of key -> algorithm, in memory and in the cache folder.
+
+    Every entry that a process used is in `table()`, so that a run can keep it and a resumed run can `pin` it:
+    the same algorithms then, and so the same bytes, whatever the cache says by now. A missing, corrupt or
+    read-only cache costs a measurement, never an error. Safe for threads and for many ranks: the file is
+    replaced as a whole, and an entry lost between two ranks is only measured again.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.measuring = threading.Lock()
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._known: dict[str, str] | None = None
+        self._used: dict[str, str] = {}
+
+    def get(self, key: str) -> str | None:
+        """Algorithm for `key`, or None when it was never measured here."""
+        with self._lock:
+            if self._known is None:
+                self._known = self._read()
+            algo = self._used.get(key) or self._known.get(key)
+            if algo:
+                self._used[key] = algo
+            return algo
+
+    def put(self, key: str, algo: str) -> None:
+        """Remember a measured choice, here and in the cache folder."""
+        with self._lock:
+            self._used[key] = algo
+            self._known = {**self._read(), key: algo}
+            self._write(self._known)
+
+    def table(self) -> dict[str, str]:
+        """Choices that this process has used, by key."""
+        with self._lock:
+            return dict(self._used)
+
+    def pin(self, table: dict[str, str]) -> None:
+        """Use these choices from now on, before those of the cache."""
+        with self._lock:
+            self._used.update(table)
+
+    def _path(self) -> Path:
+        return (self._folder or source.cache_folder()) / f"conv-{_texts_digest()}.json"
+
+    def _read(self) -> dict[str, str]:
+        try:
+            table: Any = json.loads(self._path().read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(table, dict):
+            return {}
+        return {k: v for k, v in table.items() if isinstance(v, str)}
+
+    def _write(self, table: dict[str, str]) -> None:
+        try:
+            self._path().parent.mkdir(parents=True, exist_ok=True)
+            source.replace_file(self._path(), json.dumps(table, indent=1, sort_keys=True).encode())
+        except OSError:
+            return  # a read-only or full cache folder only costs the next process a measurement
+
+
+CHOICES = Choices()
+
+
+@functools.cache
+def _texts_digest() -> str:
+    texts = [source.read(name) for name in TIMED_TEXTS if (source.FOLDER / name).exists()]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
