@@ -1,0 +1,131 @@
+"""Everything that `sprint train` can be told: one field an option, with its default, limits and help."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from . import schedule
+from .errors import UsageError
+
+DEVICE = re.compile(r"auto|(host|cuda)(:\d+)?")
+DATA, MODEL, UPDATES, DEVICES, RUN = "Data", "Network", "Updates", "Device", "Run"  # panels of the help text
+
+
+def _option(default: Any, panel: str, text: str, **rules: Any) -> Any:
+    """A field with its panel and help. Rules: least, above, below (numbers); choices; local (ranks may differ
+    in it); essential (a resumed run must keep it)."""
+    return field(default=default, metadata={"panel": panel, "help": text, **rules})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The options of one training run; checked when made. Raises UsageError naming the option."""
+
+    net: str = field(metadata={"essential": True})
+
+    data: str = _option("digits", DATA, "digits, mnist, cifar10, cifar100, folder, list, synthetic",
+                        essential=True)
+    data_dir: str | None = _option(None, DATA, "Folder of the data set", local=True)
+    augment: bool = _option(False, DATA, "Deform the training images on the device (shift, turn, scale)")
+
+    image_size: int | None = _option(None, MODEL, "Pixels a side [default: the net's own]",
+                                     least=1, essential=True)
+    width: float = _option(1.0, MODEL, "Factor on all channel counts", above=0, essential=True)
+
+    epochs: int = _option(5, UPDATES, "Passes over the training images", least=1)
+    steps: int | None = _option(None, UPDATES, "Updates to make; beats --epochs", least=1)
+    subbatch: int = _option(32, UPDATES, "Images in one gradient", least=1, local=True, essential=True)
+    lr: float = _option(0.02, UPDATES, "Learning rate", above=0)
+    schedule: str = _option("cosine", UPDATES, f"Of the learning rate: {schedule.FORMS}")
+    optimizer: str = _option("momentum", UPDATES, "sgd, momentum, adagrad",
+                             choices=("sgd", "momentum", "adagrad"), essential=True)
+    momentum: float = _option(0.9, UPDATES, "Share of the last update in the next", least=0, below=1)
+    weight_decay: float = _option(5e-4, UPDATES, "L2 penalty on the weights", least=0)
+    seed: int = _option(0, UPDATES, "Of initial weights, shuffling, deforming, dropout",
+                        least=0, below=2**63, essential=True)
+
+    device: str = _option("auto", DEVICES, "auto, host, host:I, cuda, cuda:I", local=True)
+    device_threads: int | None = _option(None, DEVICES, "Of a host device [default: all cores]",
+                                         least=1, local=True)
+    conv_algo: str = _option("auto", DEVICES, "explicit (im2col + sgemm), implicit (fused), auto (measured)",
+                             choices=("auto", "explicit", "implicit"), local=True)
+    math: str = _option("fp32", DEVICES, "fp32, tf32 (cuda only)", choices=("fp32", "tf32"), local=True)
+    workspace: int | None = _option(None, DEVICES, "Most MB of column buffer; beyond it sub-batches are cut",
+                                    least=1, local=True)
+
+    out: str | None = _option(None, RUN, "Run folder [default: runs/NET-TIME]", local=True)
+    resume: str | None = _option(None, RUN, "Checkpoint or run folder to resume; auto: the newest, if any")
+    log_every: int = _option(20, RUN, "Steps between two lines of the log", least=1, local=True)
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            _check(option, getattr(self, option.name))
+        if not DEVICE.fullmatch(self.device):
+            raise UsageError(f"device: expected auto, host, host:I, cuda or cuda:I, got '{self.device}'")
+        schedule.parse(self.schedule)
+
+    def to_json(self) -> dict[str, Any]:
+        """All options as a JSON object."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TrainConfig:
+        """The configuration that to_json() wrote; options it lacks take their default. Raises UsageError."""
+        known = {option.name for option in fields(cls)}
+        for name in data:
+            if name not in known:
+                raise UsageError(f"configuration: expected options of sprint train, got '{name}'")
+        if "net" not in data:
+            raise UsageError("configuration: expected the option 'net', got none")
+        return cls(**data)
+
+    def hash(self) -> str:
+        """16 hexadecimal digits over all options in which the ranks of a run must agree."""
+        shared = {o.name: getattr(self, o.name) for o in fields(self) if not o.metadata.get("local")}
+        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+    def changes(self, saved: TrainConfig, *, essential: bool) -> Iterator[tuple[str, Any, Any]]:
+        """(flag, value in `saved`, value here) of what differs among the essential options, or the others."""
+        for option in fields(self):
+            before, now = getattr(saved, option.name), getattr(self, option.name)
+            if before != now and bool(option.metadata.get("essential")) == essential:
+                yield flag(option.name), before, now
+
+
+def flag(name: str) -> str:
+    """How a field is written at the command line: conv_algo -> --conv-algo."""
+    return "--" + name.replace("_", "-")
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "str": (str, "a text"), "int": (int, "a whole number"),
+    "float": (float, "a number"), "bool": (bool, "true or false"),
+}
+_LIMITS = {"least": (">=", operator.ge), "above": (">", operator.gt), "below": ("<", operator.lt)}
+
+
+def _check(option: Field[Any], value: Any) -> None:
+    """Raise UsageError unless `value` has the option's type and lies within its limits."""
+    name, rules = flag(option.name)[2:], option.metadata
+    kind, words = _KINDS[str(option.type).removesuffix(" | None")]
+    if value is None and str(option.type).endswith("None"):
+        return
+    if rules.get("choices") and value not in rules["choices"]:
+        raise UsageError(f"{name}: expected one of {', '.join(rules['choices'])}, got {value!r}")
+    limits = [(sign, holds, rules[key]) for key, (sign, holds) in _LIMITS.items() if key in rules]
+    if not _is(kind, value) or not all(holds(value, limit) for _, holds, limit in limits):
+        expected = words + " and".join(f" {sign} {limit}" for sign, _, limit in limits)
+        raise UsageError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _is(kind: type, value: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
