@@ -19,7 +19,7 @@ _current_threads: list[int] = []
 
 
 def set_threads(threads: int) -> None:
-    """Let BLAS use `threads` threads from the next call on; a process-wide setting, changed only when it differs."""
+    """Let BLAS use `threads` threads from the next call on: a setting of the whole process."""
     if _current_threads != [threads]:
         _current_threads[:] = [threads]
         for library in _controller().lib_controllers:
@@ -28,12 +28,13 @@ def set_threads(threads: int) -> None:
 
 def describe() -> str:
     """Name, version and threads of the BLAS in use."""
-    found = [f"{i['internal_api']} {i.get('version')} ({i['num_threads']} threads)" for i in _controller().info()]
-    return ", ".join(found) or "none found"
+    found = _controller().info()
+    names = [f"{i['internal_api']} {i.get('version')} ({i['num_threads']} threads)" for i in found]
+    return ", ".join(names) or "none found"
 
 
-def sgemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, trans_a: bool, trans_b: bool, alpha: float, beta: float,
-          threads: int) -> None:
+def sgemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, trans_a: bool, trans_b: bool, alpha: float,
+          beta: float, threads: int) -> None:
     """c = alpha op(a) op(b) + beta c for checked, non-empty arguments."""
     set_threads(threads)
     a, b = a.T if trans_a else a, b.T if trans_b else b

@@ -11,19 +11,23 @@ SIZE_LIMIT = 2**31 - 1  # of one extent, stride or pad
 
 
 def check_extents(op: str, **values: tuple[int, int, int]) -> None:
-    """Check name=(value, least, greatest) extents. Raises ValueError naming the first that is out of range."""
+    """Check name=(value, least, greatest) extents. Raises ValueError naming the first out of range."""
     for name, (value, least, greatest) in values.items():
         if not isinstance(value, int) or not least <= value <= greatest:
             raise ValueError(f"{op}: expected {name} from {least} to {greatest}, got {value}")
 
 
 def output_extent(op: str, axis: str, extent: int, window: int, stride: int, pad: int) -> int:
-    """floor((extent + 2 pad - window) / stride) + 1. Raises ValueError when the window does not fit or a value is absurd."""
-    check_extents(op, **{f"{axis} of the window": (window, 1, SIZE_LIMIT), f"{axis} stride": (stride, 1, SIZE_LIMIT),
-                         f"{axis} pad": (pad, 0, SIZE_LIMIT), f"{axis} of x": (extent, 1, SIZE_LIMIT)})
-    if window > extent + 2 * pad:
-        raise ValueError(f"{op}: expected a window of at most {extent + 2 * pad} in {axis} (x plus pad), got {window}")
-    return (extent + 2 * pad - window) // stride + 1
+    """floor((extent + 2 pad - window) / stride) + 1.
+
+    Raises ValueError when the window does not fit or a value is absurd.
+    """
+    ranges = {"of the window": (window, 1), "stride": (stride, 1), "pad": (pad, 0), "of x": (extent, 1)}
+    check_extents(op, **{f"{axis} {what}": (*pair, SIZE_LIMIT) for what, pair in ranges.items()})
+    padded = extent + 2 * pad
+    if window > padded:
+        raise ValueError(f"{op}: expected a window of at most {padded} in {axis} (x plus pad), got {window}")
+    return (padded - window) // stride + 1
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class ConvShape:
     def __post_init__(self) -> None:
         check_extents("conv", C=(self.C, 1, SIZE_LIMIT), N=(self.N, 0, SIZE_LIMIT), K=(self.K, 1, SIZE_LIMIT))
         if self.rows * self.columns > INDEX_LIMIT:
-            raise ValueError(f"conv: expected a column matrix within 2^63-1 elements, got {self.rows} x {self.columns}")
+            size = f"{self.rows} x {self.columns}"
+            raise ValueError(f"conv: expected a column matrix within 2^63-1 elements, got {size}")
 
     @property
     def P(self) -> int:
@@ -86,11 +91,12 @@ class ConvShape:
         return self.K * self.rows * self.columns
 
     @classmethod
-    def of(cls, x: tuple[int, ...], w: tuple[int, ...], stride: Pair = (1, 1), pad: Pair = (0, 0)) -> ConvShape:
+    def of(cls, x: tuple[int, ...], w: tuple[int, ...], stride: Pair = (1, 1),
+           pad: Pair = (0, 0)) -> ConvShape:
         """Shape from those of x and w. Raises ValueError when they do not belong together."""
         if len(x) != 4 or len(w) != 4 or x[0] != w[1]:
-            raise ValueError(f"conv: expected x(C,N,H,W) and w(K,C,R,S) with one C, got {tuple(x)} and {tuple(w)}")
-        return cls(x[0], x[1], x[2], x[3], w[0], w[2], w[3], tuple(stride), tuple(pad))  # type: ignore[arg-type]
+            raise ValueError(f"conv: expected x(C,N,H,W) and w(K,C,R,S) of one C, got {x} and {w}")
+        return cls(*x, w[0], *w[2:], stride=(stride[0], stride[1]), pad=(pad[0], pad[1]))
 
 
 def expect_shape(op: str, **pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -11,6 +12,7 @@ import numpy as np
 from .source import Parameter, Signature
 
 Array = Any  # numpy.ndarray on the host, cupy.ndarray on cuda
+Dim3 = tuple[int, int, int]  # x, y, z
 INDEX_LIMIT = 2**63 - 1
 GRID_LIMIT = 2**31 - 1  # blocks in x on every CUDA architecture
 DEFAULT_BLOCK = 256
@@ -23,8 +25,8 @@ class Work:
 
     kind: Literal["elements", "rows", "tiles"]
     count: int
-    grid: tuple[int, int, int] = (1, 1, 1)
-    block: tuple[int, int, int] | None = None
+    grid: Dim3 = (1, 1, 1)
+    block: Dim3 | None = None
 
 
 def elements(count: int) -> Work:
@@ -37,7 +39,7 @@ def rows(count: int) -> Work:
     return Work("rows", _checked_count(count))
 
 
-def tiles(grid: tuple[int, int, int], block: tuple[int, int, int]) -> Work:
+def tiles(grid: Dim3, block: Dim3) -> Work:
     """An explicit grid, for kernels with tiles in shared memory and barriers of their own."""
     if math.prod(block) > 1024 or min(block) < 1:
         raise ValueError(f"launch: expected a block of 1 to 1024 threads, got {block}")
@@ -47,13 +49,15 @@ def tiles(grid: tuple[int, int, int], block: tuple[int, int, int]) -> Work:
 
 
 def _checked_count(count: int) -> int:
+    if not isinstance(count, (int, np.integer)):
+        raise TypeError(f"launch: expected a whole number of items of work, got {type(count).__name__}")
     if not 0 <= count <= INDEX_LIMIT:
         raise ValueError(f"launch: expected 0 to 2^63-1 items of work, got {count}")
     return int(count)
 
 
-def plan_launch(work: Work, block: int = DEFAULT_BLOCK) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Grid and block (x, y, z) of a CUDA launch; the kernels' loops stride, so a capped grid is still right."""
+def plan_launch(work: Work, block: int = DEFAULT_BLOCK) -> tuple[Dim3, Dim3]:
+    """Grid and block (x, y, z) of a CUDA launch. Kernels stride, so a capped grid is still right."""
     if block < 32 or block > 1024 or block % 32:
         raise ValueError(f"launch: expected a block of 32 to 1024 threads in whole warps, got {block}")
     if work.kind == "tiles":
@@ -94,17 +98,16 @@ class Device(Protocol):
 
 
 def check_scalar(kernel: str, parameter: Parameter, value: Any) -> Any:
-    """Cast a scalar argument to its declared C type. Raises TypeError or ValueError instead of wrapping round."""
-    if isinstance(value, (bool, int, np.integer)):
-        if parameter.dtype.kind == "f":
-            return float(value)
-        info = np.iinfo(parameter.dtype)
-        if not info.min <= value <= info.max:
-            raise ValueError(f"{kernel}: expected {parameter.name} to fit {parameter.ctype}, got {value}")
-        return int(value)
-    if isinstance(value, (float, np.floating)) and parameter.dtype.kind == "f":
-        return float(value)
-    raise TypeError(f"{kernel}: expected {parameter.name} as {parameter.ctype}, got {type(value).__name__}")
+    """Cast a scalar to its declared C type. Raises TypeError or ValueError where C would wrap round."""
+    real = parameter.dtype.kind == "f"
+    if not isinstance(value, (int, np.integer, float, np.floating) if real else (int, np.integer)):
+        got = type(value).__name__
+        raise TypeError(f"{kernel}: expected {parameter.name} as {parameter.ctype}, got {got}")
+    info = np.finfo(parameter.dtype) if real else np.iinfo(parameter.dtype)
+    special = real and not -math.inf < value < math.inf  # NaN and infinity are values of their own
+    if not special and not int(info.min) <= value <= int(info.max):
+        raise ValueError(f"{kernel}: expected {parameter.name} to fit {parameter.ctype}, got {value}")
+    return float(value) if real else int(value)
 
 
 def check_array(kernel: str, parameter: Parameter, array: Array) -> None:
@@ -123,42 +126,50 @@ def check_count(signature: Signature, args: tuple[Any, ...]) -> None:
 
 
 def check_gemm(a: Array, b: Array, c: Array, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
-    """(m, n, k) of c(m,n) = op(a)(m,k) op(b)(k,n). Rows may be strided (a slice of columns), elements may not."""
+    """(m, n, k) of c(m,n) = op(a)(m,k) op(b)(k,n). Rows may lie apart (a slice of columns)."""
     for name, array in (("a", a), ("b", b), ("c", c)):
-        if array.ndim != 2:
-            raise ValueError(f"sgemm: expected {name} with 2 dimensions, got shape {array.shape}")
-        if array.dtype != np.float32:
-            raise TypeError(f"sgemm: expected {name} as float32, got {array.dtype}")
-        if array.size and (array.strides[1] != 4 and array.shape[1] > 1 or array.strides[0] < 4 * array.shape[1]):
-            raise ValueError(f"sgemm: expected {name} row-major, got strides {array.strides} of shape {array.shape}")
+        _check_matrix(name, array)
     m, k = a.shape[::-1] if trans_a else a.shape
     k_b, n = b.shape[::-1] if trans_b else b.shape
     if k != k_b or c.shape != (m, n):
-        raise ValueError(f"sgemm: expected a({m},k) b(k,{n}) c({m},{n}), got k={k} and {k_b}, c{tuple(c.shape)}")
+        got = f"k={k} and {k_b}, c{tuple(c.shape)}"
+        raise ValueError(f"sgemm: expected a({m},k) b(k,{n}) c({m},{n}), got {got}")
     return m, n, k
+
+
+def _check_matrix(name: str, array: Array) -> None:
+    if array.ndim != 2:
+        raise ValueError(f"sgemm: expected {name} with 2 dimensions, got shape {tuple(array.shape)}")
+    if array.dtype != np.float32:
+        raise TypeError(f"sgemm: expected {name} as float32, got {array.dtype}")
+    (rows_, columns), (row_step, step) = array.shape, array.strides
+    apart = rows_ > 1 and (row_step < 4 * columns or row_step % 4)
+    if array.size and (apart or (columns > 1 and step != 4)):
+        got = f"shape {tuple(array.shape)} with strides {tuple(array.strides)}"
+        raise ValueError(f"sgemm: expected {name} row-major, got {got}")
+
+
+def leading_dimension(array: Array) -> int:
+    """Elements from one row of a checked matrix to the next, as BLAS wants it."""
+    return array.strides[0] // 4 if array.shape[0] > 1 else max(1, array.shape[1])
 
 
 def open_device(spec: str = "auto", *, threads: int | None = None, math_mode: str = "fp32") -> Device:
     """Open a device by name: 'auto', 'host', 'host:I', 'cuda' or 'cuda:I'.
 
-    'auto' takes the first CUDA device, or else the host. `threads` is the host device's own OpenMP thread count (default:
-    all cores this process may use); `math_mode` is 'fp32' or 'tf32' (cuda only). Raises ValueError for an unknown name,
-    RuntimeError when the device is not there.
+    'auto' takes the first CUDA device, or else the host. `threads` is the host device's own count (default:
+    all cores this process may use); `math_mode` is 'fp32' or 'tf32' (cuda only).
+    Raises ValueError for an unknown name, RuntimeError when the device is not there.
     """
-    kind, _, number = spec.partition(":")
-    if kind not in ("auto", "host", "cuda") or (number and not number.isdecimal()) or (kind == "auto" and number):
+    match = re.fullmatch(r"auto|(host|cuda)(?::([0-9]{1,4}))?", spec)
+    if match is None:
         raise ValueError(f"device: expected auto, host, host:I, cuda or cuda:I, got '{spec}'")
     if math_mode not in ("fp32", "tf32"):
         raise ValueError(f"math: expected fp32 or tf32, got '{math_mode}'")
-    index = int(number or 0)
-    if kind == "auto":
-        from . import cuda
-
-        kind = "host" if cuda.missing() else "cuda"
-    if kind == "cuda":
-        from . import cuda
-
-        return cuda.CudaDevice(index, math_mode=math_mode)
+    from . import cuda
     from .host import HostDevice
 
+    kind, index = match[1] or ("host" if cuda.missing() else "cuda"), int(match[2] or 0)
+    if kind == "cuda":
+        return cuda.CudaDevice(index, math_mode=math_mode)
     return HostDevice(index, threads=threads)

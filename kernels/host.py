@@ -53,7 +53,7 @@ def address(array: np.ndarray) -> int:
 class HostDevice:
     """A CPU device with its own thread count, so that host:0 and host:1 can be two one-core devices."""
 
-    kind: Literal["host"] = "host"
+    kind: Literal["host", "cuda"] = "host"
     mode = "fast"
 
     def __init__(self, index: int = 0, *, threads: int | None = None) -> None:
@@ -62,7 +62,7 @@ class HostDevice:
         self.name = f"host:{index}"
         self.index = index
         self.threads = threads or usable_cores()
-        os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # idle OpenMP threads must not starve BLAS's or the loader's
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # idle OpenMP threads must not starve BLAS's
 
     def empty(self, shape: tuple[int, ...] | int, dtype: Any = np.float32) -> np.ndarray:
         """Uninitialised array."""
@@ -99,10 +99,11 @@ class HostDevice:
 
     def describe(self) -> str:
         """One line for people: name, processor, threads, mode."""
-        return f"{self.name} ({processor_name()}, {self.threads} thread{'s' * (self.threads > 1)}, {self.mode})"
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"{self.name} ({processor_name()}, {threads}, {self.mode})"
 
     def launch(self, family: str, kernel: str, work: Work, *args: Any, block: int | None = None) -> None:
-        """Run `kernel` of kernels/`family`.cu over `work`; arrays and scalars are checked against its C signature."""
+        """Run `kernel` of kernels/`family`.cu over `work`; arguments are checked against its C signature."""
         signature = self.signature(family, kernel)
         check_count(signature, args)
         values = [_checked(kernel, p, a) for p, a in zip(signature.parameters, args, strict=True)]
@@ -113,9 +114,10 @@ class HostDevice:
         """C signature of a kernel."""
         return source.signatures(family)[kernel]
 
-    def _run(self, family: str, signature: Signature, work: Work, values: list[Any], block: int | None) -> None:
+    def _run(self, family: str, signature: Signature, work: Work, values: list[Any],
+             block: int | None) -> None:
         if work.kind == "tiles":
-            raise RuntimeError(f"{signature.name}: expected a device with barriers, got {self.name} in fast mode")
+            raise RuntimeError(f"{signature.name}: expected a device with barriers, got {self.name} (fast)")
         function = _fast_function(family, signature)
         function(plan_ranges(work, self.threads), self.threads, *map(_raw, values))
 
@@ -137,6 +139,10 @@ def _checked(kernel: str, parameter: source.Parameter, value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{kernel}: expected {parameter.name} as a numpy array, got {type(value).__name__}")
     check_array(kernel, parameter, value)
+    if not value.flags.aligned:
+        raise ValueError(f"{kernel}: expected {parameter.name} aligned, got it at {address(value):#x}")
+    if not parameter.constant and not value.flags.writeable:
+        raise ValueError(f"{kernel}: expected {parameter.name} writeable, got a read-only array")
     return value
 
 
@@ -176,13 +182,16 @@ def host_memory() -> Memory:
     return Memory(available, total)
 
 
-def _cgroup_memory() -> list[tuple[int, int]]:
+def _cgroup_memory(folder: Path = Path("/sys/fs/cgroup")) -> list[tuple[int, int]]:
+    """(limit, used) bytes of a limited control group. Its page cache can be given back, so it is not used."""
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text()
-        return [] if limit == "max" else [(int(limit), int(used))]
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:
         return []
+    cache = int(fields.get("active_file", 0)) + int(fields.get("inactive_file", 0))
+    return [] if limit == "max" else [(int(limit), used - cache)]
 
 
 @functools.cache
@@ -192,4 +201,5 @@ def processor_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

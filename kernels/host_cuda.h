@@ -11,7 +11,8 @@ struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
-#define __global__ inline __attribute__((always_inline))
+// Not inline, or the __shared__ variables of two libraries with a kernel of one name would be one (STB_GNU_UNIQUE).
+#define __global__ __attribute__((visibility("hidden")))
 #define __device__ static
 #define __forceinline__ inline __attribute__((always_inline))
 #define __restrict__ __restrict

@@ -1,8 +1,7 @@
 // Host, simt mode: true CUDA semantics for tests. Every thread of a block is a fiber; __syncthreads, shuffles and votes
 // really wait; the order in which fibers (and blocks) run is forward, reverse or shuffled by a seed, so that a missing
 // barrier or a race changes the result. Shared memory is filled with NaN before each block. Array arguments run inside
-// guarded copies, so that a write outside them is found (with AddressSanitizer also a read).
-#include <cstdio>
+// guarded copies, so that a write outside them is found and a read outside gives NaN (AddressSanitizer finds it too).
 #include <cstdlib>
 #include <mutex>
 #include <numeric>
@@ -10,6 +9,7 @@
 #include <ucontext.h>
 #include <vector>
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -26,14 +26,14 @@ struct Fiber {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(STACK_BYTES);
   dim3 index;
-  unsigned lane, warp, mask, collectives;
+  unsigned lane, warp, mask;
   State state;
+  uint64_t sent, received[WARP];  // what a warp operation exchanges
   void* fake_stack;
 };
 
 static std::mutex device_mutex;  // one launch at a time: the state below is the device's
 static std::vector<Fiber> fibers;
-static std::vector<uint64_t> exchange;  // [warp][parity][lane]
 static Fiber* current;
 static ucontext_t scheduler;
 static void* scheduler_fake_stack;
@@ -83,9 +83,11 @@ static void start(Fiber& fiber, unsigned linear) {
   fiber.index = {linear % block_dim.x, linear / block_dim.x % block_dim.y, linear / block_dim.x / block_dim.y};
   fiber.lane = linear % WARP;
   fiber.warp = linear / WARP;
-  fiber.collectives = 0;
   fiber.state = READY;
   fiber.fake_stack = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(fiber.stack.data(), STACK_BYTES);  // what the last run left there is no longer live
+#endif
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.data();
   fiber.context.uc_stack.ss_size = STACK_BYTES;
@@ -93,31 +95,36 @@ static void start(Fiber& fiber, unsigned linear) {
   makecontext(&fiber.context, fiber_main, 0);
 }
 
-// A warp operation is complete when every lane of its mask that has not exited waits in it.
-static bool warp_complete(const Fiber& waiting) {
-  const size_t first = (size_t)waiting.warp * WARP;
-  for (size_t i = first; i < std::min(first + WARP, fibers.size()); ++i) {
-    const Fiber& other = fibers[i];
-    if (!(waiting.mask >> other.lane & 1) || other.state == DONE) continue;
-    if (other.state != AT_WARP || other.mask != waiting.mask || other.collectives != waiting.collectives) return false;
-  }
+// A warp operation is complete when every lane of its mask that has not ended waits in it.
+static bool warp_complete(const Fiber* warp, unsigned lanes, unsigned mask) {
+  for (unsigned i = 0; i < lanes; ++i)
+    if ((mask >> i & 1) && warp[i].state != DONE && !(warp[i].state == AT_WARP && warp[i].mask == mask)) return false;
   return true;
 }
 
-// Lets waiting fibers go on; false: nobody can (all done, or a deadlock).
-static bool release() {
-  bool any = false, all_at_barrier = true;
-  std::vector<size_t> complete;
-  for (size_t i = 0; i < fibers.size(); ++i) {
-    any |= fibers[i].state == READY;
-    all_at_barrier &= fibers[i].state == AT_BARRIER || fibers[i].state == DONE;
-    if (fibers[i].state == AT_WARP && warp_complete(fibers[i])) complete.push_back(i);
+// Completes the warp operations that can be; the lanes of one get each other's values all at once.
+static bool release_warp(Fiber* warp, unsigned lanes) {
+  unsigned complete = 0;
+  for (unsigned i = 0; i < lanes; ++i)
+    if (warp[i].state == AT_WARP && warp_complete(warp, lanes, warp[i].mask)) complete |= 1u << i;
+  for (unsigned i = 0; i < lanes; ++i) {
+    if (!(complete >> i & 1)) continue;
+    for (unsigned j = 0; j < WARP; ++j) warp[i].received[j] = j < lanes ? warp[j].sent : 0;
+    warp[i].state = READY;
   }
-  for (size_t i : complete) fibers[i].state = READY;
-  any |= !complete.empty();
-  if (all_at_barrier)
-    for (Fiber& fiber : fibers)
-      if (fiber.state == AT_BARRIER) fiber.state = READY, any = true;
+  return complete != 0;
+}
+
+// Lets waiting fibers go on; false: nobody can (all ended, a deadlock, or a barrier that some will never reach).
+static bool release() {
+  bool any = false;
+  for (size_t i = 0; i < fibers.size(); i += WARP)
+    any |= release_warp(&fibers[i], (unsigned)std::min<size_t>(WARP, fibers.size() - i));
+  const auto waits = [](const Fiber& fiber) { return fiber.state == AT_BARRIER; };
+  if (!any && std::all_of(fibers.begin(), fibers.end(), waits)) {
+    for (Fiber& fiber : fibers) fiber.state = READY;
+    any = true;
+  }
   return any;
 }
 
@@ -129,7 +136,8 @@ static std::vector<size_t> permutation(size_t n, int order, std::mt19937& random
   return p;
 }
 
-static bool run_block(int order, std::mt19937& random) {
+// 0: fine; 1: threads wait for ever; 2: threads have ended before a barrier at which all the others wait.
+static int run_block(int order, std::mt19937& random) {
   if (__start_sprint_shared != nullptr)
     memset(__start_sprint_shared, 0xff, __stop_sprint_shared - __start_sprint_shared);
   for (size_t i = 0; i < fibers.size(); ++i) start(fibers[i], (unsigned)i);
@@ -137,36 +145,39 @@ static bool run_block(int order, std::mt19937& random) {
     for (size_t i : permutation(fibers.size(), order, random))
       if (fibers[i].state == READY) resume(fibers[i]);
   } while (release());
-  for (const Fiber& fiber : fibers)
-    if (fiber.state != DONE) return false;
-  return true;
+  const auto count = [](State state) {
+    return std::count_if(fibers.begin(), fibers.end(), [=](const Fiber& fiber) { return fiber.state == state; });
+  };
+  const size_t ended = count(DONE), waiting = count(AT_BARRIER);
+  return ended == fibers.size() ? 0 : ended + waiting == fibers.size() ? 2 : 1;
 }
 
-// 0: fine; 1: some threads wait at a barrier or warp operation that the others never reach.
-static int launch(dim3 grid, dim3 block, int order, unsigned seed, void (*kernel)(void*), void* args) {
+// Runs all blocks of a grid; shape: grid x y z, block x y z. Returns what run_block says, 0 when all is well.
+static int launch(const unsigned* shape, int order, unsigned seed, void (*kernel)(void*), void* args) {
   std::lock_guard<std::mutex> lock(device_mutex);
-  body = kernel, arguments = args, grid_dim = grid, block_dim = block;
-  const size_t threads = (size_t)block.x * block.y * block.z;
+  body = kernel, arguments = args;
+  grid_dim = {shape[0], shape[1], shape[2]}, block_dim = {shape[3], shape[4], shape[5]};
+  const size_t threads = (size_t)block_dim.x * block_dim.y * block_dim.z;
   if (fibers.size() != threads) fibers = std::vector<Fiber>(threads);
-  exchange.assign((threads + WARP - 1) / WARP * 2 * WARP, 0);
   std::mt19937 random(seed);
-  for (size_t b : permutation((size_t)grid.x * grid.y * grid.z, order, random)) {
-    block_index = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
-    if (!run_block(order, random)) return 1;
+  for (size_t b : permutation((size_t)grid_dim.x * grid_dim.y * grid_dim.z, order, random)) {
+    block_index.x = (unsigned)(b % grid_dim.x);
+    block_index.y = (unsigned)(b / grid_dim.x % grid_dim.y);
+    block_index.z = (unsigned)(b / grid_dim.x / grid_dim.y);
+    if (const int stuck = run_block(order, random)) return stuck;
   }
   return 0;
 }
 
-// Publishes `value` to the warp, waits for the lanes of `mask`, returns the warp's values of this operation.
+// Sends `value` to the warp, waits for the lanes of `mask`; returns what each lane sent.
 template <class T>
 static const uint64_t* warp_exchange(unsigned mask, T value) {
   Fiber* self = current;
-  uint64_t* slots = &exchange[(size_t)self->warp * 2 * WARP + (self->collectives & 1) * WARP];
-  memcpy(&slots[self->lane], &value, sizeof value);
+  self->sent = 0;
+  memcpy(&self->sent, &value, sizeof value);
   self->mask = mask;
   wait(AT_WARP);
-  ++self->collectives;
-  return slots;
+  return self->received;
 }
 template <class T>
 static T warp_read(unsigned mask, T value, unsigned lane) {
@@ -197,40 +208,51 @@ static inline T __shfl_down_sync(unsigned mask, T v, unsigned delta) {
   return simt::warp_read(mask, v, lane < 32 ? lane : simt::current->lane);
 }
 template <class T>
+static inline T __shfl_up_sync(unsigned mask, T v, unsigned delta) {
+  const unsigned lane = simt::current->lane;
+  return simt::warp_read(mask, v, lane >= delta ? lane - delta : lane);
+}
+static inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  const uint64_t* votes = simt::warp_exchange(mask, predicate);
+  unsigned result = 0;
+  for (unsigned i = 0; i < simt::WARP; ++i)
+    if ((mask >> i & 1) && (int)votes[i]) result |= 1u << i;
+  return result;
+}
+template <class T>
 static inline T atomicAdd(T* address, T v) {
   const T old = *address;
   *address = old + v;
   return old;
 }
 
-// ---- guarded copies of array arguments -------------------------------------------------------------------------------
+// ---- guarded copies of array arguments -------------------------------------------------------------------------
 namespace simt {
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t ZONE = 0;  // AddressSanitizer's own red zones surround the allocation
 #else
 constexpr size_t ZONE = 4096;
 #endif
-constexpr unsigned char CANARY = 0xa5;
+static unsigned char canary(size_t i) { return "\xc5\xa5\xc5\x7f"[i % 4]; }  // a NaN for who reads it as float
 }  // namespace simt
 
 extern "C" void* simt_guard(const void* data, size_t bytes) {
   unsigned char* zone = (unsigned char*)malloc(bytes + 2 * simt::ZONE);
-  memset(zone, simt::CANARY, simt::ZONE);
-  memset(zone + simt::ZONE + bytes, simt::CANARY, simt::ZONE);
+  for (size_t i = 0; i < simt::ZONE; ++i) zone[i] = zone[simt::ZONE + bytes + i] = simt::canary(i);
   memcpy(zone + simt::ZONE, data, bytes);
   return zone + simt::ZONE;
 }
 
-// Copies back (unless constant) and frees. 0: fine; 1: written before the array; 2: written past it; 3: a constant changed.
+// Copies back (unless constant), frees. 0: fine; 1: written before the array; 2: written past it; 3: a constant changed.
 extern "C" int simt_unguard(void* guarded, void* data, size_t bytes, int constant) {
-  unsigned char* inside = (unsigned char*)guarded;
+  unsigned char *inside = (unsigned char*)guarded, *zone = inside - simt::ZONE;
   int fault = 0;
-  for (size_t i = 1; i <= simt::ZONE; ++i)
-    if (inside[-(long)i] != simt::CANARY) fault = 1;
-  for (size_t i = 0; i < simt::ZONE; ++i)
-    if (inside[bytes + i] != simt::CANARY) fault = 2;
+  for (size_t i = 0; i < simt::ZONE; ++i) {
+    if (zone[i] != simt::canary(i)) fault = 1;
+    if (inside[bytes + i] != simt::canary(i)) fault = 2;
+  }
   if (constant && memcmp(inside, data, bytes) != 0) fault = 3;
   if (!constant) memcpy(data, inside, bytes);
-  free(inside - simt::ZONE);
+  free(zone);
   return fault;
 }

@@ -10,7 +10,8 @@ def im2col(device: Device, x: Array, col: Array, shape: ConvShape, first: int = 
     """Write the columns of images first .. first+count-1 of x.
 
     x (C,N,H,W) float32; col (C*R*S, count*P*Q) float32, every element written; count follows from col.
-    Raises ValueError when the shapes do not belong together. Source: Chellapilla et al. 2006; Oyama et al. 2016, eq. (5).
+    Raises ValueError when the shapes do not belong together.
+    Source: Chellapilla et al. 2006; Oyama et al. 2016, eq. (5).
     """
     count = _images(x, col, shape, first)
     device.launch("im2col", "im2col", elements(col.size), x, col, *_extents(shape), first, count)
@@ -23,7 +24,8 @@ def col2im(device: Device, col: Array, dx: Array, shape: ConvShape, first: int =
     Raises ValueError when the shapes do not belong together.
     """
     count = _images(dx, col, shape, first)
-    device.launch("im2col", "col2im", elements(shape.C * count * shape.H * shape.W), col, dx, *_extents(shape), first, count)
+    work = elements(shape.C * count * shape.H * shape.W)
+    device.launch("im2col", "col2im", work, col, dx, *_extents(shape), first, count)
 
 
 def _images(x: Array, col: Array, shape: ConvShape, first: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,23 +16,27 @@ from .source import Signature
 
 ORDERS = {"forward": 0, "reverse": 1, "shuffle": 2}
 _FAULTS = {1: "a write before the start of", 2: "a write past the end of", 3: "a write to the constant"}
+_STUCK = {1: "threads that wait for ever", 2: "threads that ended before a barrier where others wait"}
 
 
 class SimtDevice(HostDevice):
     """Runs every thread of a block as a fiber, `block` threads a block unless the kernel names its own tiles.
 
-    Threads and blocks run in `order`: 'forward', 'reverse' or 'shuffle' (by `seed`). `sanitize` builds the kernels with
-    AddressSanitizer and UBSan; the process must then run under libasan (make sanitize does that). `text` replaces the
-    family's own CUDA text. A launch raises RuntimeError when a kernel writes outside its arrays or threads wait for ever.
+    Threads and blocks run in `order`: 'forward', 'reverse' or 'shuffle' (by `seed`). `sanitize` builds the
+    kernels with AddressSanitizer and UBSan; the process must then run under libasan (as in make sanitize).
+    `text` replaces the family's own CUDA text. A launch raises RuntimeError when a kernel writes outside its
+    arrays, when threads wait for ever, and when arrays partly overlap.
     """
 
     mode = "simt"
 
-    def __init__(self, *, block: int = DEFAULT_BLOCK, order: str = "forward", seed: int = 0, sanitize: bool = False,
-                 text: str | None = None) -> None:
+    def __init__(self, *, block: int = DEFAULT_BLOCK, order: str = "forward", seed: int = 0,
+                 sanitize: bool = False, text: str | None = None) -> None:
         super().__init__(0, threads=1)
         if order not in ORDERS:
             raise ValueError(f"simt device: expected order of {', '.join(ORDERS)}, got '{order}'")
+        if sanitize and not hasattr(ctypes.CDLL(None), "__asan_init"):
+            raise RuntimeError("simt device: expected a process under libasan, got none; run make sanitize")
         self.name = f"simt:{block}/{order}"
         self.block, self.order, self.seed, self.sanitize, self.text = block, order, seed, sanitize, text
 
@@ -39,21 +44,30 @@ class SimtDevice(HostDevice):
         """The kernel's signature, from the replacing text where there is one."""
         return source.parse_signatures(self.text)[kernel] if self.text else super().signature(family, kernel)
 
-    def _run(self, family: str, signature: Signature, work: Work, values: list[Any], block: int | None) -> None:
-        text = self.text or source.read(f"{family}.cu")
-        library = _library(family, text, self.sanitize)
+    def _run(self, family: str, signature: Signature, work: Work, values: list[Any],
+             block: int | None) -> None:
+        library = _library(family, self.text or source.read(f"{family}.cu"), self.sanitize)
         grid, threads = plan_launch(work, block or self.block)
-        shape = (ctypes.c_uint * 6)(*grid, *threads)
-        guarded = _guard(library, signature, values)
-        raw = [guarded[address(v)][0] if isinstance(v, np.ndarray) else v for v in values]
+        guards = _guard(library, signature, values)
+        raw = [guards[address(v)].copy if isinstance(v, np.ndarray) else v for v in values]
         function = library[f"launch_{signature.name}"]
         function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, *c_types(signature)]
-        stuck = function(shape, ORDERS[self.order], self.seed, *raw)
-        faults = _unguard(library, guarded)
+        stuck = function((ctypes.c_uint * 6)(*grid, *threads), ORDERS[self.order], self.seed, *raw)
+        faults = _unguard(library, guards)
         if stuck:
-            raise RuntimeError(f"{signature.name}: expected every thread at the barrier, got threads that wait for ever")
+            raise RuntimeError(f"{signature.name}: expected all threads at the barrier, got {_STUCK[stuck]}")
         if faults:
-            raise RuntimeError(f"{signature.name}: expected writes inside the arrays, got {'; '.join(faults)}")
+            raise RuntimeError(f"{signature.name}: expected writes inside arrays, got {'; '.join(faults)}")
+
+
+@dataclass
+class _Guard:
+    """A guarded copy of an array: where it is, its bytes, whether all that take it are constant."""
+
+    name: str
+    size: int
+    constant: bool
+    copy: int = 0
 
 
 @functools.cache
@@ -65,24 +79,29 @@ def _library(family: str, text: str, sanitize: bool) -> ctypes.CDLL:
     return library
 
 
-def _guard(library: ctypes.CDLL, signature: Signature, values: list[Any]) -> dict[int, tuple[int, int, bool, str]]:
-    """Guarded copies by address: (copy, bytes, constant, name). The same array given twice stays one array."""
-    guarded: dict[int, tuple[int, int, bool, str]] = {}
+def _guard(library: ctypes.CDLL, signature: Signature, values: list[Any]) -> dict[int, _Guard]:
+    """Guarded copies by address, so that an array given twice stays one array."""
+    guards: dict[int, _Guard] = {}
     for parameter, value in zip(signature.parameters, values, strict=True):
         if isinstance(value, np.ndarray):
-            where = address(value)
-            if where in guarded:
-                copy, size, constant, name = guarded[where]
-                guarded[where] = (copy, size, constant and parameter.constant, name)
-            else:
-                copy = library.simt_guard(where, value.nbytes)
-                guarded[where] = (copy, value.nbytes, parameter.constant, parameter.name)
-    return guarded
+            guard = guards.setdefault(address(value), _Guard(parameter.name, 0, True))
+            guard.size = max(guard.size, value.nbytes)
+            guard.constant &= parameter.constant
+    _check_overlap(signature.name, guards)
+    for where, guard in guards.items():
+        guard.copy = library.simt_guard(where, guard.size)
+    return guards
 
 
-def _unguard(library: ctypes.CDLL, guarded: dict[int, tuple[int, int, bool, str]]) -> list[str]:
-    faults = []
-    for where, (copy, size, constant, name) in guarded.items():
-        if fault := library.simt_unguard(copy, where, size, constant):
-            faults.append(f"{_FAULTS[fault]} {name}")
-    return faults
+def _check_overlap(kernel: str, guards: dict[int, _Guard]) -> None:
+    end, before = 0, ""
+    for where, guard in sorted(guards.items()):
+        if where < end and guard.size:
+            raise RuntimeError(f"{kernel}: expected arrays apart or equal, got {guard.name} inside {before}")
+        if where + guard.size > end:
+            end, before = where + guard.size, guard.name
+
+
+def _unguard(library: ctypes.CDLL, guards: dict[int, _Guard]) -> list[str]:
+    found = [(library.simt_unguard(g.copy, where, g.size, g.constant), g.name) for where, g in guards.items()]
+    return [f"{_FAULTS[fault]} {name}" for fault, name in found if fault]

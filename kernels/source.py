@@ -13,11 +13,12 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 FOLDER = Path(__file__).parent
-DTYPES = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "float": np.dtype(np.float32),
     "int": np.dtype(np.int32),
     "i64": np.dtype(np.int64),
@@ -25,7 +26,9 @@ DTYPES = {
     "unsigned": np.dtype(np.uint32),
     "double": np.dtype(np.float64),
 }
-_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^)]*)\)', re.S)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Parameter:
 
     name: str
     ctype: str
-    dtype: np.dtype
+    dtype: np.dtype[Any]
     pointer: bool
     constant: bool
 
@@ -75,19 +78,18 @@ def signatures(family: str) -> dict[str, Signature]:
 
 def parse_signatures(text: str) -> dict[str, Signature]:
     """Signatures of all `extern "C" __global__ void` functions in CUDA text."""
-    return {
-        name: Signature(name, tuple(_parse_parameter(p) for p in arguments.split(",")))
-        for name, arguments in _KERNEL.findall(text)
-    }
+    found = _KERNEL.findall(_COMMENT.sub(" ", text))
+    return {name: Signature(name, tuple(map(_parse_parameter, args.split(",")))) for name, args in found}
 
 
 def _parse_parameter(text: str) -> Parameter:
     constant = bool(re.search(r"\bconst\b", text))
     words = re.sub(r"\b(const|__restrict__)\b|\*", " ", text).split()
-    ctype, name = " ".join(words[:-1]), words[-1]
-    if ctype not in DTYPES:
+    ctype, name = " ".join(words[:-1]), "".join(words[-1:])
+    dtype = DTYPES.get(ctype)
+    if dtype is None:
         raise TypeError(f"kernel parameter: expected a type of {', '.join(DTYPES)}, got '{text.strip()}'")
-    return Parameter(name, ctype, DTYPES[ctype], "*" in text, constant)
+    return Parameter(name, ctype, dtype, "*" in text, constant)
 
 
 def host_text(text: str, mode: str, name: str = "kernels.cu") -> str:
@@ -116,25 +118,26 @@ extern "C" void launch_{signature.name}(unsigned grid, int threads, {", ".join(_
 
 
 def _simt_launcher(signature: Signature) -> str:
-    fields = "; ".join(_declarations(signature))
+    fields, declarations = "; ".join(_declarations(signature)), ", ".join(_declarations(signature))
     names = ", ".join(p.name for p in signature.parameters)
     members = ", ".join(f"a.{p.name}" for p in signature.parameters)
     name = signature.name
     return f"""
 struct arguments_{name} {{ {fields}; }};
 static void call_{name}(void* p) {{ arguments_{name}& a = *(arguments_{name}*)p; {name}({members}); }}
-extern "C" int launch_{name}(const unsigned* shape, int order, unsigned seed, {", ".join(_declarations(signature))}) {{
+extern "C" int launch_{name}(const unsigned* shape, int order, unsigned seed, {declarations}) {{
   arguments_{name} a{{{names}}};
-  return simt::launch({{shape[0], shape[1], shape[2]}}, {{shape[3], shape[4], shape[5]}}, order, seed, call_{name}, &a);
+  return simt::launch(shape, order, seed, call_{name}, &a);
 }}
 """
 
 
-# ---- compiling and the cache ------------------------------------------------------------------------------------------
+# ---- compiling and the cache -------------------------------------------------------------------------------
 
 FAST_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 SIMT_FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer")
 SANITIZE_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+DIGEST_BYTES = hashlib.sha256().digest_size
 COMMON_FLAGS = ("-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wno-dangling-else")
 
 
@@ -166,8 +169,9 @@ def _machine_tag() -> str:
 def build(name: str, text: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     """Compile C++ `text` with `flags` (or take it from the cache) and load it.
 
-    The cache is keyed by text, flags, compiler and processor; an entry is written to a temporary file and renamed, and its
-    SHA-256 is checked before use, so that many ranks may share one folder. An unusable folder costs a private compile.
+    The cache is keyed by text, flags, compiler and processor. An entry is one file, the object and behind it
+    its SHA-256 (which the loader ignores), written under a temporary name and renamed: many ranks may share a
+    folder, and a cut or changed entry is compiled anew. An unusable folder costs a private compile.
     Raises RuntimeError with the compiler's first error.
     """
     flags = (*COMMON_FLAGS, *flags)
@@ -177,39 +181,38 @@ def build(name: str, text: str, flags: tuple[str, ...]) -> ctypes.CDLL:
         return ctypes.CDLL(str(cached))
     with tempfile.TemporaryDirectory(prefix="sprint-") as folder:
         private = _compile(name, text, flags, Path(folder))
-        _publish(private, cached)
-        return ctypes.CDLL(str(private))
+        return ctypes.CDLL(str(cached if _publish(private, cached) else private))
 
 
 def _compile(name: str, text: str, flags: tuple[str, ...], folder: Path) -> Path:
     cpp, shared = folder / f"{name}.cpp", folder / f"{name}.so"
     cpp.write_text(text, encoding="utf-8")
-    done = subprocess.run([compiler(), *flags, str(cpp), "-o", str(shared)], capture_output=True, text=True, check=False)
+    command = [compiler(), *flags, str(cpp), "-o", str(shared)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
-        raise RuntimeError(f"host compiler: expected {name} to compile, got {errors[0] if errors else 'no message'}")
+        lines = done.stderr.splitlines() or ["no message"]
+        message = next((line for line in lines if "error" in line), lines[-1])
+        raise RuntimeError(f"host compiler: expected {name} to compile, got {message}")
     return shared
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _intact(cached: Path) -> bool:
     try:
-        return cached.with_suffix(".sha256").read_text() == _digest(cached)
+        content = cached.read_bytes()
     except OSError:
         return False
+    return hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
 
 
-def _publish(private: Path, cached: Path) -> None:
-    """Put a compiled object into the cache; the digest goes last, so that a half-written entry is never intact."""
+def _publish(private: Path, cached: Path) -> bool:
+    """Put a compiled object into the cache; a read-only or full folder only costs others a compile."""
     try:
+        content = private.read_bytes()
         cached.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(cached, private.read_bytes())
-        replace_file(cached.with_suffix(".sha256"), _digest(private).encode())
+        replace_file(cached, content + hashlib.sha256(content).digest())
     except OSError:
-        return  # a read-only or full cache folder only costs the next process a compile
+        return False
+    return True
 
 
 def replace_file(path: Path, content: bytes) -> None:
