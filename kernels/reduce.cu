@@ -1,0 +1,56 @@
+// Sums and maxima of the rows and the columns of x(M,J).
+//
+// A long float32 sum loses digits, so a row is added in chunks whose sums are collected in double: the error is that of
+// a chunk, whatever the length. A NaN anywhere makes the result NaN.
+
+#define CHUNK 2048
+
+extern "C" __global__ void row_sum(const float* __restrict__ x, float* __restrict__ out, i64 M, i64 J) {
+  BLOCK_ROWS(m, M) {
+    double total = 0;
+    for (i64 first = 0; first < J; first += CHUNK) {
+      const float* chunk = x + m * J + first;
+      const i64 count = min((i64)CHUNK, J - first);
+      float sum = 0.f;
+      SIMD_SUM(sum)
+      BLOCK_STRIDE(i, count) sum += chunk[i];
+      total += sum;
+    }
+    const float sum = block_sum((float)total);
+    if (threadIdx.x == 0) out[m] = sum;
+  }
+}
+
+// The hint SIMD_MAX knows no NaN: they are counted while the chunk is still in the cache.
+extern "C" __global__ void row_max(const float* __restrict__ x, float* __restrict__ out, i64 M, i64 J) {
+  BLOCK_ROWS(m, M) {
+    float most = -INFINITY, nans = 0.f;
+    for (i64 first = 0; first < J; first += CHUNK) {
+      const float* chunk = x + m * J + first;
+      const i64 count = min((i64)CHUNK, J - first);
+      SIMD_MAX(most)
+      BLOCK_STRIDE(i, count) most = chunk[i] > most ? chunk[i] : most;
+      SIMD_SUM(nans)
+      BLOCK_STRIDE(i, count) nans += chunk[i] != chunk[i] ? 1.f : 0.f;
+    }
+    most = block_max(nans > 0.f ? NAN : most);
+    if (threadIdx.x == 0) out[m] = most;
+  }
+}
+
+// Columns: every thread walks down its own, neighbours side by side.
+extern "C" __global__ void column_sum(const float* __restrict__ x, float* __restrict__ out, i64 M, i64 J) {
+  GRID_STRIDE_LOOP(j, J) {
+    double total = 0;
+    for (i64 m = 0; m < M; ++m) total += x[m * J + j];
+    out[j] = (float)total;
+  }
+}
+
+extern "C" __global__ void column_max(const float* __restrict__ x, float* __restrict__ out, i64 M, i64 J) {
+  GRID_STRIDE_LOOP(j, J) {
+    float most = -INFINITY;
+    for (i64 m = 0; m < M; ++m) most = max_nan(x[m * J + j], most);
+    out[j] = most;
+  }
+}
