@@ -12,6 +12,11 @@
 // (gemm.cu, conv.cu) is the exception.
 typedef long long i64;
 
+#ifdef __CUDACC_RTC__  // NVRTC has no math.h
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
 #ifndef SPRINT_FAST
 #define GRID_STRIDE_LOOP(i, n)                                      \
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); \

@@ -17,8 +17,11 @@ static inline RowSpan row_span(long long flat, long long end, long long cols) {
   return {row, begin, min(begin + (end - flat), cols)};
 }
 
+// The items are independent (common.cuh says so), hence ivdep: an output may be an input, in place, and still vectorise.
+#define SPRINT_PRAGMA(text) _Pragma(#text)
+#define INDEPENDENT SPRINT_PRAGMA(GCC ivdep)
 #define GRID_STRIDE_LOOP(i, n)                                                     \
-  for (i64 i = range_begin((n), sprint_block, sprint_grid),                        \
+  INDEPENDENT for (i64 i = range_begin((n), sprint_block, sprint_grid),                        \
            i##_end = range_begin((n), sprint_block + 1, sprint_grid);              \
        i < i##_end; ++i)
 #define ROW_LOOP(row_, i, rows, cols)                                              \
@@ -27,13 +30,12 @@ static inline RowSpan row_span(long long flat, long long end, long long cols) {
        flat_ < end_;)                                                              \
     if (RowSpan span_ = row_span(flat_, end_, (cols)); true)                       \
       if (const i64 row_ = span_.row; flat_ += span_.end - span_.begin, true)      \
-        for (i64 i = span_.begin; i < span_.end; ++i)
+        INDEPENDENT for (i64 i = span_.begin; i < span_.end; ++i)
 #define BLOCK_ROWS(row, rows)                                                      \
   for (i64 row = range_begin((rows), sprint_block, sprint_grid),                   \
            row##_end = range_begin((rows), sprint_block + 1, sprint_grid);         \
        row < row##_end; ++row)
 #define BLOCK_STRIDE(i, n) for (i64 i = 0; i < (n); ++i)
-#define SPRINT_PRAGMA(text) _Pragma(#text)
 #define SIMD_SUM(s) SPRINT_PRAGMA(omp simd reduction(+ : s))
 #define SIMD_MAX(m) SPRINT_PRAGMA(omp simd reduction(max : m))
 

@@ -1,4 +1,4 @@
-"""Images: uint8 (N,H,W,C) to float32 (C,N,H,W), crop, mirror, and the warp that SPRINT calls "deform" (image.cu).
+"""Images: uint8 (N,H,W,C) to float32 (C,N,H,W), crop, mirror, and SPRINT's "deform" (kernels of image.cu).
 
 Values are in units of 0..1: x = (u / 255 - mean[c]) / std[c]. Outside an image its border is repeated.
 """

@@ -59,7 +59,8 @@ def max_pool_backward(device: Device, dy: Array, arg: Array, dx: Array, window: 
         expect_shape("max_pool_backward", relu_of=(relu_of.shape, dy.shape))
     pooled, relu = (dy, 0) if relu_of is None else (relu_of, 1)
     kernel = f"max_pool_backward_{_suffix(arg)}"
-    device.launch("pool", kernel, elements(dx.size), dy, arg, pooled, dx, relu, *shape, *window, *stride, *pad)
+    extents = (*shape, *window, *stride, *pad)
+    device.launch("pool", kernel, elements(dx.size), dy, arg, pooled, dx, relu, *extents)
 
 
 def _checked(op: str, x: Array, y: Array, arg: Array, window: Pair, stride: Pair,
@@ -67,7 +68,7 @@ def _checked(op: str, x: Array, y: Array, arg: Array, window: Pair, stride: Pair
     C, N, P, Q = pooled_shape(x.shape, window, stride, pad)
     expect_shape(op, y=(y.shape, (C, N, P, Q)), arg=(arg.shape, (C, N, P, Q)))
     if arg.dtype != arg_dtype(window):
-        raise TypeError(f"{op}: expected arg as {arg_dtype(window)} for window {tuple(window)}, got {arg.dtype}")
+        raise TypeError(f"{op}: expected arg as {arg_dtype(window)} for {tuple(window)}, got {arg.dtype}")
     return C * N, x.shape[2], x.shape[3], P, Q
 
 

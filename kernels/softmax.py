@@ -63,9 +63,9 @@ def check_labels(labels: np.ndarray, classes: int) -> None:
         raise TypeError(f"labels: expected integers, got {labels.dtype}")
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if wrong.size:
-        more = f" and {wrong.size - 1} more" * (wrong.size > 1)
-        first = wrong[0]
-        raise ValueError(f"labels: expected 0 to {classes - 1}, got {labels.flat[first]} at sample {first}{more}")
+        first, more = wrong[0], f" and {wrong.size - 1} more" * (wrong.size > 1)
+        got = f"{labels.flat[first]} at sample {first}{more}"
+        raise ValueError(f"labels: expected 0 to {classes - 1}, got {got}")
 
 
 def _classes(op: str, logits: Array) -> tuple[int, int]:
