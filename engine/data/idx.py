@@ -34,8 +34,9 @@ def read(folder: Path, *, original: bool) -> Source:
     train, test = (_part(folder, prefix, original) for prefix in PARTS.values())
     classes = 10 if original else 1 + int(max(part.labels.max(initial=0) for part in (train, test)))
     for part, prefix in ((train, "train"), (test, "t10k")):
-        if part.labels.max(initial=0) >= classes:
-            raise ValueError(f"idx: expected labels 0..9, got {part.labels.max()}: {prefix}-labels in {folder}")
+        greatest = part.labels.max(initial=0)
+        if greatest >= classes:
+            raise ValueError(f"idx: expected labels 0..9, got {greatest}: {prefix}-labels in {folder}")
     whole = original and all(len(part) == n for part, n in ((train, 60000), (test, 10000)))
     note = "sha256 of the originals verified" if whole else "not the original MNIST: no checksum known"
     return Source(train, test, [str(k) for k in range(classes)], f"IDX files in {folder}; {note}", {})
@@ -45,9 +46,7 @@ def _part(folder: Path, prefix: str, original: bool) -> Samples:
     images = _array(folder, f"{prefix}-images", 3, original)
     labels = _array(folder, f"{prefix}-labels", 1, original)
     if len(images) != len(labels):
-        raise ValueError(
-            f"idx: expected as many labels as images, got {len(labels)} and {len(images)}: {prefix}-* in {folder}"
-        )
+        raise ValueError(f"idx: expected {len(images)} labels, got {len(labels)}: {prefix}-* in {folder}")
     return Samples(images[..., None], labels.astype(np.int32))
 
 

@@ -1,7 +1,7 @@
 """One image: from a file's bytes, or from pixels of another size, to uint8 (H, W, C) as a net wants it.
 
 The aspect ratio is not kept; resizing is Pillow's bilinear filter. Grey becomes RGB by replication, RGB
-becomes grey by the Rec. 601 luma, alpha is dropped, 16 bits keep their high byte, CMYK and palettes become RGB.
+becomes grey by the Rec. 601 luma, alpha is dropped, 16 bits keep the high byte, CMYK and palettes become RGB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BadImageError(ValueError):
     """An image file that cannot become pixels; `path` and `reason` say which and why."""
 
     def __init__(self, path: str, reason: str):
-        super().__init__(f"image: expected an image, got {reason}: {path} (--on-bad-image skip leaves it out)")
+        super().__init__(f"image: expected an image, got {reason}: {path} (left out by --on-bad-image skip)")
         self.path, self.reason = path, reason
 
 

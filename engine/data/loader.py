@@ -40,8 +40,8 @@ class Loader:
     """An iterator of batches over `epochs` epochs (None: without end), the last one of each perhaps smaller.
 
     Every epoch is a new order drawn from (seed, epoch) and dealt to `size` ranks; over all ranks each sample
-    comes once. What comes does not depend on `threads`; with 0 the caller reads. Bad images that the split skips
-    are missing from their batch. A failed read raises from the next `next()`; the one after that tries again.
+    comes once. What comes does not depend on `threads`; with 0 the caller reads. Bad images that the split
+    skips are missing from their batch. A failed read raises from the next `next()`; one more tries it again.
     Threads start with the first batch; close() ends them, best by `with Loader(...) as loader`.
 
     Raises: ValueError for a share without samples or a number out of range.

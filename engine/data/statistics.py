@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from .order import permutation
+from .order import subset
 from .split import UNREADABLE, Split
 
 CHUNK = 256  # images read at once
 LEVELS = np.arange(256) / 255
 
 
-def channel_statistics(split: Split, at_most: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and std, float32 (C) each, of pixels / 255 over at most `at_most` images drawn from `split`.
+def channel_statistics(split: Split, at_most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and std, float32 (C) each, of pixels / 255 in `at_most` images drawn from `split`.
 
     A std below one grey level counts as one level, so that dividing by it is safe.
     Raises: what reading raises; ValueError if no image can be read.
     """
     channels, n = split.shape[0], len(split)
-    chosen = np.arange(n) if at_most is None or n <= at_most else np.sort(permutation(n)[:at_most])
+    chosen = subset(n, at_most, seed=0)
     counts = np.zeros((channels, 256), np.int64)
     for start in range(0, len(chosen), CHUNK):
         images, labels = split.read(chosen[start : start + CHUNK])

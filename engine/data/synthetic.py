@@ -9,8 +9,8 @@ from .split import prepare
 
 TRAIN_IMAGES, TEST_IMAGES, CLASSES = 10_000, 256, 1000
 GRID = 8  # a class pattern has GRID x GRID cells
-PATTERN, NOISE = 64, 128  # levels of each, uniform; OFFSET centres their sum
-OFFSET = 32
+PATTERN, NOISE = 64, 128  # levels of each, uniform, powers of two
+OFFSET = 32  # centres their sum
 MEAN = ((NOISE - 1) / 2 + (PATTERN - 1) / 2 + OFFSET) / 255
 STD = ((NOISE**2 - 1) / 12 + (PATTERN**2 - 1) / 12) ** 0.5 / 255
 
@@ -32,7 +32,8 @@ class SyntheticSplit:
         self.shape, self._length, self._classes, self._key = shape, length, classes, (seed, part)
         cells = random_bytes(classes * GRID * GRID * c, seed).reshape(classes, GRID, GRID, c)
         self._patterns = cells % PATTERN + OFFSET
-        self._cells = np.ix_(np.arange(h) * GRID // h, np.arange(w) * GRID // w)
+        self._bands = [slice(-(-h * g // GRID), -(-h * (g + 1) // GRID)) for g in range(GRID)]
+        self._columns = np.arange(w) * GRID // w
 
     def __len__(self) -> int:
         return self._length
@@ -43,6 +44,8 @@ class SyntheticSplit:
         labels = (indices % self._classes).astype(np.int32)
         for row, index, label in zip(rows, indices, labels, strict=True):
             noise = random_bytes(row.size, *self._key, int(index)).reshape(row.shape)
-            np.remainder(noise, NOISE, out=row)
-            row += self._patterns[label][self._cells]
+            np.bitwise_and(noise, NOISE - 1, out=row)
+            pattern = self._patterns[label][:, self._columns]
+            for band, cells in zip(self._bands, pattern, strict=True):
+                row[band] += cells
         return rows, labels
