@@ -85,6 +85,6 @@ def _lenet(name: str, image_size: int | None, width: float, classes: int) -> Net
 
 def _mlp(name: str, image_size: int | None, width: float, classes: int) -> NetSpec:
     size, units = image_size or 32, scaled(5000, width)
-    half = [Dense(units), ReLU(), Dense(units), ReLU()]
-    layers = (*half, Dense(units), ReLU(), *half, Dense(classes), SoftmaxCrossEntropy())
-    return NetSpec(name, (3, size, size), layers, "SMLPs of a public Chainer tutorial: two three-layer perceptrons")
+    half: list[Layer] = [Dense(units), ReLU(), Dense(units), ReLU()]
+    layers: list[Layer] = [*half, Dense(units), ReLU(), *half, Dense(classes), SoftmaxCrossEntropy()]
+    return NetSpec(name, (3, size, size), tuple(layers), "SMLPs of a public Chainer tutorial: two three-layer perceptrons")

@@ -53,7 +53,8 @@ def _windows(a, window, stride, pad, fill):
 def _reference_layer(layer, a, w, b):
     match layer:
         case Conv2D():
-            return np.einsum("chwrs,kcrs->khw", _windows(a, layer.window, layer.stride, layer.pad, 0.0), w) + b[:, None, None]
+            windows = _windows(a, layer.window, layer.stride, layer.pad, 0.0)
+            return np.einsum("chwrs,kcrs->khw", windows, w) + b[:, None, None]
         case MaxPool2D():
             return _windows(a, layer.window, layer.stride, layer.pad, -np.inf).max((3, 4))
         case Dense():
