@@ -1,0 +1,321 @@
+"""SPRINT: worker threads that never wait for each other, and one update thread per rank (Oyama et al. 2016).
+
+batches -> Worker[g]: fetch weights -> forward -> backward -> deposit gradient        one thread per device
+                                                                |
+update thread: collect -> allreduce -> momentum -> publish weights(version)           the only caller of MPI
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .buffers import Deposit, GradientBuffer, VersionedWeights
+from .comm import AgreedError, Comm, agree_signature, label
+from .gate import Gate
+from .options import Options
+from .progress import Progress
+from .record import Record
+from .telemetry import Clock, Telemetry
+from .update import Updater
+from .watch import DrilledWorker, Drills, Fault, Pulse, Watch, signals
+from .worker import GradientWorker
+
+END_S = 5.0  # how long a failing or interrupted rank tries to end together with the others
+TICK_S = 0.02
+
+Save = Callable[[np.ndarray, np.ndarray, int, dict[str, Any]], None]
+
+
+class Interrupted(AgreedError):
+    """A signal on some rank ended the run after the same update everywhere."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
+class Sprint:
+    """One rank's part of a run. start() and join() make a segment of it; any number may follow each other.
+
+    What is in flight at the end of a segment is used by the next one, so pauses (to evaluate, with the
+    main thread as the caller of MPI) lose no gradient.
+    """
+
+    def __init__(self, comm: Comm, workers: Sequence[GradientWorker], weights: np.ndarray, options: Options, *,
+                 config_hash: str, momentum: np.ndarray | None = None, progress: Progress | None = None,
+                 save: Save | None = None, record: Path | None = None, faults: Sequence[Fault] = ()) -> None:
+        """Prepare; nothing starts and nothing is sent.
+
+        weights, momentum: (n_params,) float32, copied. progress: where an earlier run stopped.
+        save(weights, momentum, version, state) is called on every rank, by the main thread: every
+        `save_every` updates with the same version everywhere, and with the last published one when the run
+        fails. `state` has this rank's worker states, as of the last gradient in that version.
+        record: folder of the log that Replay reads.
+        """
+        self.comm, self.options, self.progress = comm, options, progress or Progress()
+        self.weights = VersionedWeights(weights, momentum, self.progress.version, self.progress.samples)
+        self.telemetry = Telemetry(len(workers))
+        self._drills = Drills(list(faults), comm.ids[comm.rank])
+        self._workers = [self._drilled(worker, t) for t, worker in enumerate(workers)]
+        self._buffers = [GradientBuffer(weights.size, self.progress.version) for _ in workers]
+        self._gate = Gate([b.filled for b in self._buffers], options.bound, options.min_gradients)
+        self._watch = Watch(label(comm), options.stall_s)
+        self._save, self._config_hash = save, config_hash
+        self._record = None if record is None else Record(record, comm.ids[comm.rank], comm.ids,
+                                                          self.progress.version)
+        self._updater = Updater(comm, self.weights, self._buffers, options, self.telemetry, self.progress,
+                                self._record, self._redivide)
+        self._known = [-1] * len(workers)  # version that each device holds
+        self._division = (0, 0, 0, 0)  # index, first share of this rank, shares, samples
+        self._divisions = [0] * len(workers)  # index of the one that each worker follows
+        self._applied: list[dict[str, Any]] = []
+        self._agreed = False
+        self._reset(0)
+
+    def _drilled(self, worker: GradientWorker, index: int) -> GradientWorker:
+        if not self._drills.open:
+            return worker
+        return DrilledWorker(worker, self._drills, index, lambda: self.weights.published.version + 1)
+
+    def _reset(self, samples: int) -> None:
+        self._goal = samples
+        self._worker_errors: list[BaseException] = []
+        self._update_error: BaseException | None = None
+        self._snapshot: tuple[Any, ...] | None = None
+        self._signal = 0
+        self._deadline = 0.0  # moment by which a rank in trouble must have ended with the others
+        self._rescued = -1  # version of the last emergency checkpoint
+        self._threads: list[threading.Thread] = []
+
+    def start(self, samples: int) -> None:
+        """Start the threads; they end, on all ranks after the same update, when `samples` are used in all.
+
+        Raises AgreedError on every rank if their configuration, parameters or versions differ.
+        """
+        self._reset(samples)
+        self.comm.ended = False
+        if not self._agreed:
+            agree_signature(self.comm, self._config_hash, self.weights.n_params, self.progress.version)
+            self._applied = [w.state() for w in self._workers] if self._save else [{} for _ in self._workers]
+            self._agreed = True
+        self._gate.open(self.progress.version)
+        self._watch.pulses.clear()
+        targets: list[tuple[str, Callable[[Pulse], None]]] = [("update", self._update)]
+        targets += [(f"worker {t}", self._worker_loop(t)) for t in range(len(self._workers))]
+        self._threads = [threading.Thread(target=loop, args=(self._watch.pulse(name),), name=name, daemon=True)
+                         for name, loop in targets]
+        for thread in self._threads:
+            thread.start()
+
+    # Algorithm 1: worker threads
+
+    def _worker_loop(self, t: int) -> Callable[[Pulse], None]:
+        def loop(pulse: Pulse) -> None:
+            try:
+                while self._gradient(t, pulse):
+                    pass
+            except BaseException as error:
+                self._worker_failed(t, error)
+            finally:
+                pulse.enter("end", 0, waiting=True)
+                self._gate.leave(t)
+        return loop
+
+    def _gradient(self, t: int, pulse: Pulse) -> bool:
+        """Make one iteration of worker `t`; False: the segment is over."""
+        worker, clock = self._workers[t], self.telemetry.worker_clocks[t]
+        clock.restart()
+        pulse.enter("wait for a version", 0, waiting=True)
+        if not self._gate.admit(t):
+            return False
+        clock.lap("wait")
+        division = self._divide(t)
+        pulse.enter("fetch weights", self._known[t])
+        read = self.weights.fetch(worker, self._known[t], clock)
+        self._known[t] = read.version
+        pulse.enter("compute gradient", read.version + 1)
+        loss, samples = worker.compute()
+        clock.lap("compute_gradient")
+        if samples:
+            entry = Deposit(t, read.version, 0, samples, loss, division, read.at_s,
+                            state=worker.state() if self._save else None)
+            pulse.enter("deposit gradient", read.version + 1)
+            self._buffers[t].deposit(worker, entry, lambda late: self.options.scale(read.samples, late), clock)
+        _split_terms(worker, clock)
+        clock.finish()
+        self._gate.land(t, samples)
+        return True
+
+    def _divide(self, t: int) -> int:
+        """Take this worker's new share of the data if a rank has died; return how often that has been."""
+        index, share, shares, samples = self._division
+        if index != self._divisions[t]:
+            self._workers[t].divide(share + t, shares, samples)
+            self._divisions[t] = index
+        return index
+
+    def _redivide(self, share: int, shares: int, samples: int) -> None:
+        self._division = (self._division[0] + 1, share, shares, samples)
+        if self._record:
+            self._record.division(*self._division)
+
+    def _worker_failed(self, t: int, error: BaseException) -> None:
+        if self.comm.size > 1:  # the others' messages come later: this is the one that tells why
+            text = "".join(traceback.format_exception(error))
+            print(f"sprint: {label(self.comm)}: worker {t} failed:\n{text}", file=sys.stderr, end="", flush=True)
+        self._worker_errors.append(error)
+        self._updater.failed = True
+        self._deadline = time.monotonic() + END_S
+        self._gate.hurry()
+
+    # Algorithm 2: the update thread
+
+    def _update(self, pulse: Pulse) -> None:
+        try:
+            last = self._over()
+            while not last:
+                last = self._one_update(pulse)
+            self._gate.published(self.progress.version, last=True)
+            self._leave_together(pulse)
+        except AgreedError as error:
+            self._update_error = error
+            self._gate.close()
+            self._finish_after(error, pulse)
+        except BaseException as error:
+            self._update_error = error
+        finally:
+            pulse.enter("end", 0, waiting=True)
+            self._gate.close()
+
+    def _one_update(self, pulse: Pulse) -> bool:
+        clock, update = self.telemetry.update_clock, self.progress.version + 1
+        clock.restart()
+        pulse.enter("wait for gradients", update, waiting=True)
+        self._gate.hold(update)
+        clock.lap("wait")
+        deposits = self._updater.step(pulse, lambda: self._drills.before_exchange(update))
+        clock.finish()
+        self.progress = self._updater.progress
+        for deposit in deposits:
+            self._applied[deposit.worker] = deposit.state or {}
+        if self._save and self.options.save_every and update % self.options.save_every == 0:
+            self._snapshot = self._take_snapshot()
+        last = self._over()
+        self._gate.published(update, last)
+        return last
+
+    def _over(self) -> bool:
+        at = self.progress
+        return at.samples >= self._goal or at.stops > 0 or at.failed_rank != -1
+
+    def _leave_together(self, pulse: Pulse) -> None:
+        pulse.enter("leave together", self.progress.version)
+        self._updater.finish()
+        self.comm.ended = True
+
+    def _finish_after(self, error: AgreedError, pulse: Pulse) -> None:
+        try:
+            self._leave_together(pulse)
+        except BaseException as worse:
+            self._update_error = worse
+            worse.__context__ = error
+
+    # the main thread
+
+    def join(self, tick: Callable[[Progress], None] | None = None) -> Progress:
+        """Wait for the end of the segment and return the progress of the job; `tick` is called meanwhile.
+
+        Raises what a thread raised; AgreedError when another rank failed or the run diverged; Interrupted
+        after SIGINT or SIGTERM; RuntimeError naming what is stalled. A checkpoint is saved before.
+        """
+        try:
+            with signals(self._on_signal):
+                while any(thread.is_alive() for thread in self._threads):
+                    self._look_round()
+                    if tick:
+                        tick(self.progress)
+                    next(t for t in self._threads if t.is_alive() or t is self._threads[-1]).join(TICK_S)
+                self._save_due()
+            self._raise_outcome()
+        except BaseException:
+            self._rescue()
+            raise
+        return self.progress
+
+    def _look_round(self) -> None:
+        self._watch.check()
+        self._save_due()
+        if self._signal and not self._deadline:
+            self._deadline = time.monotonic() + END_S
+            self._gate.hurry()
+            self._rescue()  # whoever sent the signal may give no more time
+        if self._update_error and not self.comm.ended:
+            raise self._update_error
+        if self._deadline and time.monotonic() > self._deadline and not self.comm.ended:
+            self._raise_outcome()
+            raise RuntimeError(f"{label(self.comm)}: the other ranks did not end with it in {END_S:g} s")
+
+    def _on_signal(self, number: int) -> None:
+        self._signal = number
+        self._updater.stop_vote = True
+
+    def _raise_outcome(self) -> None:
+        at, where = self.progress, f"stopped at version {self.progress.version}"
+        if self._worker_errors:
+            raise self._worker_errors[0]
+        if self._update_error:
+            raise self._update_error
+        if at.failed_rank != -1:
+            who = "several ranks" if at.failed_rank < -1 else f"rank {at.failed_rank}"
+            raise AgreedError(f"{where}: a worker of {who} failed")
+        if self._signal or at.stops:
+            number = self._signal or signal.SIGINT
+            raise Interrupted(f"{where}: {signal.Signals(number).name}", number)
+
+    # checkpoints
+
+    def _take_snapshot(self) -> tuple[Any, ...]:
+        weights, momentum, published = self.weights.snapshot()
+        state = {"rank": self.comm.ids[self.comm.rank], "progress": asdict(self.progress),
+                 "workers": list(self._applied)}
+        return weights, momentum, published.version, state
+
+    def _save_due(self) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot and self._save:
+            self._save(*snapshot)
+
+    def checkpoint(self) -> None:
+        """Save the last published version; between segments."""
+        if self._save:
+            self._save(*self._take_snapshot())
+
+    def _rescue(self) -> None:
+        """Save the last published version, if that is not done."""
+        if self._rescued != self.weights.published.version:
+            self._rescued = self.weights.published.version
+            self.checkpoint()
+
+    def close(self) -> None:
+        """Close the workers and the record."""
+        for worker in self._workers:
+            worker.close()
+        if self._record:
+            self._record.close()
+
+
+def _split_terms(worker: GradientWorker, clock: Clock) -> None:
+    """Move what the worker can tell apart from compute() and deposit() to its own terms."""
+    times: dict[str, float] = getattr(worker, "times", {})
+    for term, seconds in times.items():
+        clock.move("update_gradient" if term == "compute_update_val" else "compute_gradient", term, seconds)

@@ -1,0 +1,183 @@
+"""Algorithm 2 of Oyama et al. 2016: collect -> allreduce -> momentum -> publish, one update at a time."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from . import progress as agreed
+from .buffers import TAIL, Deposit, GradientBuffer, VersionedWeights
+from .comm import AgreedError, Comm, RankFailed, label, slice_of
+from .options import Options
+from .progress import Progress
+from .record import Record
+from .recovery import Recovery, recover
+from .telemetry import Telemetry
+from .watch import Pulse
+
+
+class Updater:
+    """Makes updates; the only caller of MPI while it is used.
+
+    Every rank adds only its own slice of weights and momentum to what it sends, so that the sum over the
+    ranks is W + momentum * DeltaW - rate * gradients, and the momentum work is divided by the ranks.
+    """
+
+    def __init__(self, comm: Comm, weights: VersionedWeights, buffers: list[GradientBuffer], options: Options,
+                 telemetry: Telemetry, progress: Progress, record: Record | None = None,
+                 redivide: Callable[[int, int, int], None] = lambda share, shares, samples: None) -> None:
+        self.comm, self.weights, self.buffers, self.options = comm, weights, buffers, options
+        self.progress = progress
+        self.stop_vote = False
+        self.failed = False  # a worker of this rank has failed
+        self._telemetry, self._clock = telemetry, telemetry.update_clock
+        self._record, self._redivide = record, redivide
+        self._recovery: Recovery | None = None  # whose new group has not yet published
+        self._refused = False  # the spare buffer holds an update that nobody publishes, and all must know it
+        self._n = weights.n_params
+        self._send = np.zeros(self._n + TAIL, np.float32)
+        self._deposits: list[Deposit] = []
+        self._weighed = 1.0
+        self._total = np.zeros(1, np.float64)
+        self._reslice()
+
+    def _reslice(self) -> None:
+        """Take this rank's 1/N slice of the weights, and of the momentum as the published versions tell it."""
+        self._own = slice_of(self._n, self.comm.rank, self.comm.size)
+        width = self._own.stop - self._own.start
+        self._delta = np.empty(width, np.float32)
+        self.weights.delta(self._own, self._delta)
+        self._kept = np.empty(width if self.comm.can_shrink else 0, np.float32)
+
+    def step(self, pulse: Pulse, before_exchange: Callable[[], None] = lambda: None) -> list[Deposit]:
+        """Make the next update and publish it; return this rank's gradients in it.
+
+        before_exchange() is called when they are collected and nothing has been sent. Raises AgreedError on
+        all ranks alike (nothing is published then), RuntimeError for MPI, RankFailed without ULFM.
+        """
+        update = self.weights.published.version + 1
+        pulse.enter("collect gradients", update)
+        self._collect(update)
+        if self._record:
+            self._record.update(update, self._deposits)
+        before_exchange()
+        while not self._try_exchange(update, pulse):
+            pass
+        pulse.enter("publish weights", update)
+        try:
+            return self._publish()
+        except AgreedError:
+            self._refused = True
+            raise
+
+    def _collect(self, update: int) -> None:
+        self._deposits, self._weighed = [], 1.0
+        for buffer in self.buffers:
+            first = not self._deposits
+            self._send, deposits = buffer.collect(self._send, first, update, self._clock)
+            self._deposits += deposits
+        if not self._deposits:
+            self._send.fill(0.0)
+        self._clock.lap("sum_gradient")
+
+    def _try_exchange(self, update: int, pulse: Pulse) -> bool:
+        """Fill the spare buffer with the next version; False: a rank died and the update must be made again."""
+        added = False
+        try:
+            pulse.enter("wait for the other ranks", update, waiting=True)
+            self._total[0] = sum(d.samples for d in self._deposits)
+            self.comm.meet(self._total, 1.1 * self.options.stall_s)
+            self._clock.lap("barrier")
+            pulse.enter("allreduce", update)
+            self._weigh()
+            self._add_own()
+            added = True
+            self._pack(update)
+            send = self.comm.ordered_allreduce if self.options.ordered else self.comm.allreduce
+            send(self._send, self.weights.spare)
+            self._clock.lap("allreduce")
+            return True
+        except RankFailed:
+            if not self.comm.can_shrink:
+                raise
+            if added:
+                self._send[self._own] = self._kept
+            return self.survive()
+
+    def _weigh(self) -> None:
+        """Turn the gradient sum into its part of the mean over the mini-batch of all ranks."""
+        if self.options.form == "mean" and self._total[0] > 0:
+            # made again after a death, the weighting of the first attempt is replaced
+            np.multiply(self._send, np.float32(self._weighed / self._total[0]), out=self._send)
+            self._weighed = float(self._total[0])
+        self._clock.lap("sum_gradient")
+
+    def _add_own(self) -> None:
+        """(SendBuf)_n += (OldWeights)_n + momentum * (DeltaWeights)_n."""
+        mine, old = self._send[self._own], self.weights.latest[self._own]
+        if self.comm.can_shrink:
+            np.copyto(self._kept, mine)
+        np.add(mine, old, out=mine)
+        self._clock.lap("update_old_weights")
+        np.multiply(self._delta, np.float32(self.options.momentum), out=self._delta)
+        np.add(mine, self._delta, out=mine)
+        self._clock.lap("add_momentum")
+
+    def _pack(self, update: int) -> None:
+        digest = zlib.crc32(self.weights.latest[:self._n].data) if self._checks(update) else None
+        if self._record and digest is not None:
+            self._record.digest(update - 1, digest)
+        failed_id = self.comm.ids[self.comm.rank] if self.failed else -1
+        agreed.pack(self._send[self._n:], self._deposits, update, self.stop_vote, failed_id, digest)
+
+    def _checks(self, update: int) -> bool:
+        return bool(self.options.check_every) and update % self.options.check_every == 0
+
+    def survive(self, announce: bool = True) -> bool:
+        """Go on without the dead; True: the spare buffer holds an update that this rank had missed."""
+        weights, version = self.weights, self.weights.published.version
+        newest = (version + 1, weights.spare) if self._refused else (version, weights.latest)
+        result = recover(self.comm, *newest, weights.spare, len(self.buffers), announce)
+        self._recovery = result
+        self._reslice()
+        if self._record:
+            self._record.group(self.comm.ids, result.first)
+        if self.comm.rank == 0:
+            print(f"sprint: {', '.join(result.dead)} died; {self.comm.size} ranks go on with update "
+                  f"{result.first}", file=sys.stderr, flush=True)
+        return result.adopted
+
+    def _publish(self) -> list[Deposit]:
+        """(DeltaWeights)_n <- (RecvBuf)_n - (OldWeights)_n; LatestWeights <- RecvBuf, unless it is no use."""
+        recv = self.weights.spare
+        update = self.weights.published.version + 1
+        after = self.progress.after(recv[self._n:], self._checks(update))
+        why = after.diverged(self.options.diverged_at)
+        if not np.isfinite(np.dot(recv[:self._n], recv[:self._n])):
+            why = why or "the weights would not be finite (or their squares overflow)"
+        if why:
+            raise AgreedError(self._divergence(why, after))
+        np.subtract(recv[self._own], self.weights.latest[self._own], out=self._delta)
+        self._clock.lap("update_momentum")
+        self.weights.publish(after.samples, self._clock)
+        self.progress = after
+        self._telemetry.used(self._deposits, after.minibatch)
+        if self._recovery and update >= self._recovery.first:  # now all know the same number of samples
+            self._redivide(self._recovery.share, self._recovery.shares, after.samples)
+            self._recovery = None
+        return self._deposits
+
+    def _divergence(self, why: str, after: Progress) -> str:
+        mine = self._telemetry.staleness.largest
+        batch = self._telemetry.minibatch.mean
+        return (f"diverged: {why} at update {after.version} ({after.samples} samples); staleness {after.staleness:.2f} "
+                f"on average over {after.gradients} gradients (at most {mine} on {label(self.comm)}), mini-batch "
+                f"{batch:.1f}; lower the rate, or use --staleness-lr, --max-staleness or --warmup-sync")
+
+    def finish(self) -> None:
+        """Leave together: no rank goes before all living ones have published the last update."""
+        while not self.comm.agree(True):
+            self.survive(announce=False)

@@ -1,0 +1,146 @@
+"""What goes wrong on purpose or by itself: stalled threads, signals, and the drills of --inject."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .worker import GradientWorker
+
+KINDS = ("kill-rank", "delay-rank", "nan-grad", "raise-worker")
+
+
+class Pulse:
+    """What one thread does and since when: written by that thread, read by the watch."""
+
+    def __init__(self, thread: str) -> None:
+        self.thread = thread
+        self._now = ("start", 0, time.monotonic(), True)
+
+    def enter(self, operation: str, update: int, waiting: bool = False) -> None:
+        """Say what begins now, for which update; `waiting`: only because others are late."""
+        self._now = (operation, update, time.monotonic(), waiting)
+
+    def late(self, limit_s: float) -> str:
+        """Describe what has lasted longer than `limit_s` seconds, or return ""."""
+        operation, update, since, waiting = self._now
+        age = time.monotonic() - since
+        if waiting or age <= limit_s:
+            return ""
+        return f"thread {self.thread}: {operation}, update {update}, for {age:.1f} s"
+
+
+class Watch:
+    """The watchdog of one rank: names thread and operation when nothing moves."""
+
+    def __init__(self, who: str, limit_s: float) -> None:
+        self._who, self._limit_s = who, limit_s
+        self.pulses: list[Pulse] = []
+
+    def pulse(self, thread: str) -> Pulse:
+        """Return the pulse of a new thread."""
+        self.pulses.append(Pulse(thread))
+        return self.pulses[-1]
+
+    def check(self) -> None:
+        """Raise RuntimeError naming rank, host, thread and operation of what is stalled."""
+        late = [text for text in (p.late(self._limit_s) for p in self.pulses) if text] if self._limit_s else []
+        if late:
+            raise RuntimeError(f"stalled: {self._who}: {'; '.join(late)} (limit {self._limit_s:g} s)")
+
+
+@contextmanager
+def signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Call `handle(number)` for SIGINT and SIGTERM inside; a second one does what it did before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def once(number: int, frame: Any) -> None:
+        signal.signal(number, before[signal.Signals(number)])
+        handle(number)
+
+    try:
+        for number in numbers:
+            signal.signal(number, once)
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One drill: `kind` on `rank` (its number at the start), at the first chance from `update` on."""
+
+    kind: str
+    rank: int
+    update: int
+    worker: int = 0
+    seconds: float = 5.0
+
+
+def parse_fault(text: str) -> Fault:
+    """Read KIND=RANK@update=U[,worker=T][,seconds=S], KIND one of KINDS. Raises ValueError."""
+    match = re.fullmatch(r"([a-z-]+)=(\d+)@update=(\d+)((?:,(?:worker=\d+|seconds=\d+(?:\.\d+)?))*)", text)
+    if not match or match[1] not in KINDS:
+        raise ValueError(f"inject: expected KIND=RANK@update=U[,worker=T][,seconds=S] with KIND one of "
+                         f"{', '.join(KINDS)}, got {text!r}")
+    more = dict(item.split("=") for item in match[4].split(",") if item)
+    return Fault(match[1], int(match[2]), int(match[3]), int(more.get("worker", 0)), float(more.get("seconds", 5)))
+
+
+class Drills:
+    """The drills of one rank, each done once."""
+
+    def __init__(self, faults: list[Fault], rank: int) -> None:
+        self.open = [fault for fault in faults if fault.rank == rank]
+
+    def due(self, kind: str, update: int, worker: int = 0) -> Fault | None:
+        """Return the drill of this kind that is due, and strike it off."""
+        for fault in self.open:
+            if fault.kind == kind and update >= fault.update and fault.worker == worker:
+                self.open.remove(fault)
+                return fault
+        return None
+
+    def before_exchange(self, update: int) -> None:
+        """Kill this process, or be late, when the gradients are collected and nothing is sent yet."""
+        if self.due("kill-rank", update):
+            os.kill(os.getpid(), signal.SIGKILL)
+        late = self.due("delay-rank", update)
+        if late:
+            time.sleep(late.seconds)
+
+
+class DrilledWorker:
+    """A worker that raises, or gives a gradient that is not a number, when its drill is due."""
+
+    def __init__(self, worker: GradientWorker, drills: Drills, index: int, now: Callable[[], int]) -> None:
+        self._worker, self._drills, self._index, self._now = worker, drills, index, now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def compute(self) -> tuple[float, int]:
+        """Compute, or raise."""
+        if self._drills.due("raise-worker", self._now(), self._index):
+            raise RuntimeError(f"injected: worker {self._index} raises at update {self._now()}")
+        return self._worker.compute()
+
+    def deposit(self, buffer: np.ndarray, add: bool, scale: float) -> None:
+        """Deposit, and spoil one element."""
+        self._worker.deposit(buffer, add, scale)
+        if self._drills.due("nan-grad", self._now(), self._index):
+            buffer[0] = np.nan
