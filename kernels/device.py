@@ -114,7 +114,9 @@ def check_array(kernel: str, parameter: Parameter, array: Array) -> None:
     """Check dtype and layout of an array argument. The device itself checks where the array lives."""
     if array.dtype != parameter.dtype:
         raise TypeError(f"{kernel}: expected {parameter.name} as {parameter.dtype}, got {array.dtype}")
-    if not array.flags.c_contiguous:
+    if parameter.strided:
+        check_matrix(kernel, parameter.name, array)
+    elif not array.flags.c_contiguous:
         raise ValueError(f"{kernel}: expected {parameter.name} C-contiguous, got shape {array.shape} "
                          f"with strides {array.strides}")
 
@@ -125,10 +127,19 @@ def check_count(signature: Signature, args: tuple[Any, ...]) -> None:
         raise TypeError(f"{signature.name}: expected {len(signature.parameters)} arguments, got {len(args)}")
 
 
+def check_copy(dst: Array, src: Array) -> None:
+    """Check that src can be copied into dst: equal shapes and dtypes, both contiguous."""
+    if dst.shape != src.shape or dst.dtype != src.dtype:
+        raise ValueError(f"copy: expected {tuple(dst.shape)} {dst.dtype}, got {tuple(src.shape)} {src.dtype}")
+    for name, array in (("dst", dst), ("src", src)):
+        if not array.flags.c_contiguous:
+            raise ValueError(f"copy: expected {name} C-contiguous, got strides {array.strides}")
+
+
 def check_gemm(a: Array, b: Array, c: Array, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
     """(m, n, k) of c(m,n) = op(a)(m,k) op(b)(k,n). Rows may lie apart (a slice of columns)."""
     for name, array in (("a", a), ("b", b), ("c", c)):
-        _check_matrix(name, array)
+        check_matrix("sgemm", name, array)
     m, k = a.shape[::-1] if trans_a else a.shape
     k_b, n = b.shape[::-1] if trans_b else b.shape
     if k != k_b or c.shape != (m, n):
@@ -137,16 +148,17 @@ def check_gemm(a: Array, b: Array, c: Array, trans_a: bool, trans_b: bool) -> tu
     return m, n, k
 
 
-def _check_matrix(name: str, array: Array) -> None:
+def check_matrix(op: str, name: str, array: Array) -> None:
+    """Check a row-major float32 matrix whose rows may lie apart."""
     if array.ndim != 2:
-        raise ValueError(f"sgemm: expected {name} with 2 dimensions, got shape {tuple(array.shape)}")
+        raise ValueError(f"{op}: expected {name} with 2 dimensions, got shape {tuple(array.shape)}")
     if array.dtype != np.float32:
-        raise TypeError(f"sgemm: expected {name} as float32, got {array.dtype}")
+        raise TypeError(f"{op}: expected {name} as float32, got {array.dtype}")
     (rows_, columns), (row_step, step) = array.shape, array.strides
     apart = rows_ > 1 and (row_step < 4 * columns or row_step % 4)
     if array.size and (apart or (columns > 1 and step != 4)):
         got = f"shape {tuple(array.shape)} with strides {tuple(array.strides)}"
-        raise ValueError(f"sgemm: expected {name} row-major, got {got}")
+        raise ValueError(f"{op}: expected {name} row-major, got {got}")
 
 
 def leading_dimension(array: Array) -> int:

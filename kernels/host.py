@@ -18,6 +18,7 @@ from .device import (
     Memory,
     Work,
     check_array,
+    check_copy,
     check_count,
     check_gemm,
     check_scalar,
@@ -85,9 +86,8 @@ class HostDevice:
         return np.array(array, order="C")
 
     def copy(self, dst: np.ndarray, src: np.ndarray) -> None:
-        """dst = src; equal shapes and dtypes."""
-        if dst.shape != src.shape or dst.dtype != src.dtype:
-            raise ValueError(f"copy: expected {dst.shape} {dst.dtype}, got {src.shape} {src.dtype}")
+        """dst = src; equal shapes and dtypes, contiguous."""
+        check_copy(dst, src)
         np.copyto(dst, src)
 
     def synchronize(self) -> None:

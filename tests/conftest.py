@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sprint.kernels.host import HostDevice
@@ -37,6 +40,24 @@ def every_device():
 def device(request):
     """A kernel test that takes `device` runs in fast mode and in simt mode (3 block sizes x 3 thread orders)."""
     return request.param(request.config.getoption("--sanitize"))
+
+
+@pytest.fixture
+def forbid_launch(device, monkeypatch):
+    """forbid_launch() makes every later launch of `device` fail the test."""
+    def fail(*_):
+        raise AssertionError("expected no launch")
+
+    return lambda: monkeypatch.setattr(device, "_run", fail)
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """A stand-in for CuPy with two devices (fake_cupy.py): the CUDA device runs without a GPU. Gives its state."""
+    spec = importlib.util.spec_from_file_location("fake_cupy", Path(__file__).parent / "fake_cupy.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.install(monkeypatch)
 
 
 @pytest.fixture
