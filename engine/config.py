@@ -33,6 +33,11 @@ class TrainConfig:
     data: str = _option("digits", DATA, "digits, mnist, cifar10, cifar100, folder, list, synthetic",
                         essential=True)
     data_dir: str | None = _option(None, DATA, "Folder of the data set", local=True)
+    classes: int | None = _option(None, DATA, "Classes of synthetic or list [default: 1000, or as found]",
+                                  least=2, essential=True)
+    limit: int | None = _option(None, DATA, "Use no more images of each part", least=1, essential=True)
+    on_bad_image: str = _option("error", DATA, "error, skip: what to do with an image that cannot be read",
+                                choices=("error", "skip"))
     augment: bool = _option(False, DATA, "Deform the training images on the device (shift, turn, scale)")
 
     image_size: int | None = _option(None, MODEL, "Pixels a side [default: the net's own]",

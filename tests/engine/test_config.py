@@ -33,7 +33,8 @@ def test_json_with_a_stranger_or_without_a_net_is_refused(data, named):
     math.inf),
     ("width", 0), ("width", -1), ("image_size", 0), ("seed", -1), ("seed", 2**63), ("workspace", 0),
     ("workspace", 0.5),
-    ("device_threads", 0), ("log_every", 0), ("optimizer", "adam"), ("conv_algo", "winograd"), ("math",
+    ("device_threads", 0), ("log_every", 0), ("classes", 1), ("limit", 0), ("on_bad_image", "hide"),
+    ("optimizer", "adam"), ("conv_algo", "winograd"), ("math",
     "fp16"),
     ("device", "gpu"), ("device", "host:"), ("device", "host:-1"), ("device", "cuda:x"), ("device", "auto:0"),
     ("schedule", "linear"), ("augment", 1), ("data", 3), ("net", None),
@@ -58,11 +59,11 @@ OTHER = {
     "weight_decay": 0.1, "seed": 9,
     "device": "host:3", "device_threads": 9, "conv_algo": "implicit", "math": "tf32", "workspace": 9,
     "out": "o",
-    "resume": "auto", "log_every": 9,
+    "resume": "auto", "log_every": 9, "classes": 9, "limit": 9, "on_bad_image": "skip",
 }
 LOCAL = {"data_dir", "subbatch", "device", "device_threads", "conv_algo", "math", "workspace", "out",
 "log_every"}
-ESSENTIAL = {"net", "data", "image_size", "width", "subbatch", "optimizer", "seed"}
+ESSENTIAL = {"net", "data", "classes", "limit", "image_size", "width", "subbatch", "optimizer", "seed"}
 
 
 def test_every_option_is_covered_below():

@@ -1,0 +1,155 @@
+"""Checkpoints: one checksummed safetensors file has all that a run needs to go on with equal bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..kernels.source import replace_file
+from .config import TrainConfig
+from .errors import UsageError
+from .runs import CHECKPOINTS, writing
+
+FORMAT = 1
+KEPT = 3  # newest checkpoints of a run that stay on the disk
+LATEST = "latest"
+_ARRAYS = ("weights", "optimizer")  # the fields that are arrays by name; the others are JSON
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after `step` updates.
+
+    weights: arrays by name, float32, of the net's shapes. optimizer: flat float32 arrays by name.
+    worker: place in the data, JSON; generators need no state of their own: deforming and dropout draw from
+    (seed, epoch, sample) and (seed, step). choices: convolution algorithms in use, else a resumed run could
+    round differently. class_names: by label, so that labels keep their meaning. image_shape: (C, H, W);
+    mean, std: per channel of pixels / 255, as the weights know them.
+    """
+
+    config: TrainConfig
+    step: int
+    epoch: float
+    weights: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+    worker: dict[str, Any]
+    choices: dict[str, str]
+    class_names: list[str]
+    image_shape: tuple[int, int, int]
+    mean: list[float]
+    std: list[float]
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint` to `path`, whole or not at all. Raises OSError naming the file."""
+    import safetensors.numpy
+
+    arrays = {f"{kind}.{name}": a for kind in _ARRAYS for name, a in getattr(checkpoint, kind).items()}
+    facts = {f.name: getattr(checkpoint, f.name) for f in fields(checkpoint) if f.name not in _ARRAYS}
+    text = json.dumps(facts | {"config": checkpoint.config.to_json()})
+    metadata = {"format": f"sprint {FORMAT}", "sprint": text, "sha256": _digest(arrays, text)}
+    with writing(path):
+        replace_file(path, safetensors.numpy.save(arrays, metadata))
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint. Raises ValueError, one line with the path, when it is damaged or not one of ours."""
+    arrays, metadata = _read(path)
+    if metadata.get("format") != f"sprint {FORMAT}":
+        found = metadata.get("format", "none")
+        raise ValueError(f"checkpoint: expected format 'sprint {FORMAT}', got '{found}': {path}")
+    text = metadata.get("sprint", "")
+    if metadata.get("sha256") != _digest(arrays, text):
+        raise ValueError(f"checkpoint: expected its own checksum, got damaged contents: {path}")
+    facts = json.loads(text)
+    facts |= {"config": TrainConfig.from_json(facts["config"]), "image_shape": tuple(facts["image_shape"])}
+    facts |= {kind: _under(f"{kind}.", arrays) for kind in _ARRAYS}
+    return Checkpoint(**facts)
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"checkpoint: expected a whole file, got a damaged one ({why}): {path}") from error
+
+
+def _under(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _digest(arrays: dict[str, np.ndarray], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
+
+
+# ---- the checkpoints of a run ------------------------------------------------------------------------
+
+
+def add(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Save into the checkpoints `folder` of a run, point `latest` at it, and drop all but the newest ones."""
+    path = folder / _name(checkpoint.step)
+    save(path, checkpoint)
+    with writing(folder / LATEST):
+        replace_file(folder / LATEST, f"{path.name}\n".encode())
+    for old in newest_first(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09d}.safetensors"
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the one of the highest step first."""
+    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+
+
+def find(place: str | Path) -> Path:
+    """The checkpoint that `place` means: a checkpoint itself, or the latest of a run folder.
+
+    Raises UsageError when there is none.
+    """
+    path = Path(place)
+    if path.is_file():
+        return path
+    for folder in (path, path / CHECKPOINTS):
+        if (folder / LATEST).is_file():
+            return folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+    raise UsageError(f"checkpoint: expected a checkpoint or a run folder with one, got {path}")
+
+
+def newest_good(folders: Iterator[Path]) -> Iterator[tuple[Path, Checkpoint | ValueError]]:
+    """Go through the checkpoints of run folders, newest first, up to the first that is whole.
+
+    Yields each path tried with its checkpoint, or with what is wrong with it.
+    """
+    for folder in folders:
+        for path in newest_first(folder / CHECKPOINTS):
+            try:
+                yield path, load(path)
+                return
+            except ValueError as error:
+                yield path, error
+
+
+def put_aside(folder: Path, step: int) -> None:
+    """Rename the checkpoints after `step` to *.old: a run that goes on from `step` will write its own."""
+    for path in newest_first(folder):
+        if path.name > _name(step):
+            with writing(path):
+                path.rename(path.with_suffix(".old"))

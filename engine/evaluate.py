@@ -1,0 +1,65 @@
+"""The score of a network on a whole split: mean loss, top-1, top-5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .data import Loader, Split
+from .feed import Feeder
+from .network import Network
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over samples, so that a partial sub-batch and the parts of several ranks weigh right."""
+
+    samples: int = 0
+    loss_sum: float = 0.0
+    top1_count: int = 0
+    top5_count: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.samples + other.samples, self.loss_sum + other.loss_sum,
+                     self.top1_count + other.top1_count, self.top5_count + other.top5_count)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a sample."""
+        return self.loss_sum / self.samples
+
+    @property
+    def top1(self) -> float:
+        """Share of the samples whose label has the greatest logit."""
+        return self.top1_count / self.samples
+
+    @property
+    def top5(self) -> float:
+        """Share of the samples whose label is among the five greatest logits."""
+        return self.top5_count / self.samples
+
+
+def evaluate(network: Network, split: Split, feeder: Feeder, *, at_most: int | None = None, rank: int = 0,
+             size: int = 1, stop: Callable[[], bool] = lambda: False) -> Score | None:
+    """Score `network` on its share of `split` in order, or on the first `at_most` samples of it.
+
+    Returns None when `stop()` became true before the end.
+    """
+    score = Score()
+    with Loader(split, network.subbatch, shuffle=False, rank=rank, size=size, epochs=1) as loader:
+        for batch in loader:
+            if stop():
+                return None
+            x, labels, _ = feeder.put(batch)
+            score += _score(*network.evaluate(x, labels))
+            if at_most is not None and score.samples >= at_most:
+                break
+    return score
+
+
+def _score(losses: np.ndarray, ranks: np.ndarray) -> Score:
+    """losses (n) float32; ranks (n) int32, how many logits beat the label's."""
+    total = float(losses.sum(dtype=np.float64))
+    return Score(len(losses), total, int((ranks < 1).sum()), int((ranks < 5).sum()))

@@ -1,0 +1,163 @@
+"""The folder of a run: what was asked, what happened, the curves, the summary, and its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..kernels import blas, source
+from ..kernels.device import Device
+from ..kernels.host import processor_name
+
+CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
+CHECKPOINTS = "checkpoints"
+
+
+class RunFolder:
+    """A run's files. Every file but metrics.jsonl is replaced whole; that one grows by whole lines.
+
+    All methods raise OSError, one line that names the file, when the disk is full or the folder unwritable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / CHECKPOINTS
+
+    @classmethod
+    def create(cls, out: str | None, net: str) -> RunFolder:
+        """An empty run folder at `out`, by default runs/<net>-<time>; an earlier run there is moved aside."""
+        path = Path(out) if out else _free(Path("runs") / f"{net}-{time.strftime('%Y%m%d-%H%M%S')}", "-")
+        with writing(path):
+            if (path / CONFIG).exists() or (path / METRICS).exists():
+                path.rename(_free(path.with_name(path.name + ".1"), "."))
+            path.mkdir(parents=True, exist_ok=True)
+        return cls(path).ready()
+
+    def ready(self) -> RunFolder:
+        """Make sure that the folder takes files. Returns itself."""
+        with writing(self.path):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".{os.getpid()}.probe"
+            probe.write_bytes(b"")
+            probe.unlink()
+        return self
+
+    def write(self, name: str, data: dict[str, Any]) -> None:
+        """Replace the JSON file `name`."""
+        with writing(self.path / name):
+            source.replace_file(self.path / name, (json.dumps(data, indent=2) + "\n").encode())
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl in one write: a kill leaves whole lines, a part is undone."""
+        line = (json.dumps(record) + "\n").encode()
+        with writing(self.path / METRICS):
+            handle = os.open(self.path / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                size = os.fstat(handle).st_size
+                if os.write(handle, line) != len(line):
+                    os.ftruncate(handle, size)
+                    raise OSError(28, "No space left on device")
+            finally:
+                os.close(handle)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All records of metrics.jsonl; a last line cut short is left out."""
+        path = self.path / METRICS
+        if not path.exists():
+            return []
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def rewind(self, step: int) -> None:
+        """Forget the records after `step`: a run that goes on from there will make them again."""
+        kept = "".join(json.dumps(r) + "\n" for r in self.metrics() if r["step"] <= step)
+        with writing(self.path / METRICS):
+            source.replace_file(self.path / METRICS, kept.encode())
+
+    def draw_curves(self, title: str) -> None:
+        """Draw loss and accuracy over the epochs into curves.png; nothing when there is no record yet."""
+        records = self.metrics()
+        if records:
+            with writing(self.path / CURVES):
+                source.replace_file(self.path / CURVES, _curves(records, title))
+
+
+def environment(device: Device) -> dict[str, Any]:
+    """What a result depends on besides the options: versions, processor, device, compiler, BLAS."""
+    return {
+        "sprint": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "device": device.describe(),
+        "compiler": _compiler() if device.kind == "host" else None,
+        "blas": blas.describe(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+    }
+
+
+def _compiler() -> str:
+    done = subprocess.run([source.compiler(), "--version"], capture_output=True, text=True, check=False)
+    return f"{source.compiler()}: {done.stdout.partition(chr(10))[0]}"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError into one that says in one line which file could not be written and why."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OSError(f"run folder: expected to write {path}, got: {reason}") from error
+
+
+def _free(path: Path, sign: str) -> Path:
+    """`path`, or the first of path-2, path-3, ... (path.2 after path.1) that does not exist."""
+    stem, number = (path.name, 1) if sign == "-" else (path.name.rpartition(".")[0], 1)
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{stem}{sign}{number}")
+    return path
+
+
+def _curves(records: list[dict[str, Any]], title: str) -> bytes:
+    """A PNG of 1200 x 480 pixels: the losses, and the accuracies in percent, over the epochs."""
+    import io
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    loss, accuracy = figure.subplots(1, 2)
+    tested = [r for r in records if "top1" in r]
+    epochs = [r["epoch"] for r in tested]
+    loss.plot([r["epoch"] for r in records], [r["loss"] for r in records], color="tab:blue", label="training")
+    loss.plot(epochs, [r["test_loss"] for r in tested], "o-", color="tab:orange", label="test")
+    for key, label, colour in (("top5", "top-5", "tab:gray"), ("top1", "top-1", "tab:green")):
+        accuracy.plot(epochs, [100 * r[key] for r in tested], "o-", color=colour, label=label)
+    if tested:
+        accuracy.annotate(f"{100 * tested[-1]['top1']:.2f}%", (epochs[-1], 100 * tested[-1]["top1"]),
+                          xytext=(-8, -14), textcoords="offset points", ha="right")
+    for axes, label in ((loss, "loss"), (accuracy, "test accuracy [%]")):
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    loss.set_yscale("log")
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
