@@ -85,12 +85,18 @@ def _guard(library: ctypes.CDLL, signature: Signature, values: list[Any]) -> dic
     for parameter, value in zip(signature.parameters, values, strict=True):
         if isinstance(value, np.ndarray):
             guard = guards.setdefault(address(value), _Guard(parameter.name, 0, True))
-            guard.size = max(guard.size, value.nbytes)
+            guard.size = max(guard.size, _reach(value))
             guard.constant &= parameter.constant
     _check_overlap(signature.name, guards)
     for where, guard in guards.items():
         guard.copy = library.simt_guard(where, guard.size)
     return guards
+
+
+def _reach(array: np.ndarray) -> int:
+    """Bytes from the first element to behind the last; more than nbytes where rows lie apart."""
+    return sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)) + array.itemsize \
+        if array.size else 0
 
 
 def _check_overlap(kernel: str, guards: dict[int, _Guard]) -> None:

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "unsigned": np.dtype(np.uint32),
     "double": np.dtype(np.float64),
 }
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.M)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
@@ -33,13 +34,17 @@ _KERNEL = re.compile(
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a kernel as its C text declares it; `pointer` parameters take arrays of `dtype`."""
+    """One parameter of a kernel as its C text declares it; `pointer` parameters take arrays of `dtype`.
+
+    `strided`: the kernel also takes ld<name>, so that the rows of the matrix may lie apart.
+    """
 
     name: str
     ctype: str
     dtype: np.dtype[Any]
     pointer: bool
     constant: bool
+    strided: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,14 @@ class Signature:
 
 
 def read(name: str) -> str:
-    """Text of a file in kernels/."""
-    return (FOLDER / name).read_text(encoding="utf-8")
+    """Text of a file in kernels/; lines `#include "x.cuh"` are replaced by those files, for caches hash text."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+
+    def included(line: re.Match[str]) -> str:
+        next_line = text.count("\n", 0, line.start()) + 2
+        return f'{with_line(line[1])}#line {next_line} "{name}"'
+
+    return _INCLUDE.sub(included, text)
 
 
 def families() -> list[str]:
@@ -79,7 +90,13 @@ def signatures(family: str) -> dict[str, Signature]:
 def parse_signatures(text: str) -> dict[str, Signature]:
     """Signatures of all `extern "C" __global__ void` functions in CUDA text."""
     found = _KERNEL.findall(_COMMENT.sub(" ", text))
-    return {name: Signature(name, tuple(map(_parse_parameter, args.split(",")))) for name, args in found}
+    return {name: Signature(name, _parse_parameters(arguments)) for name, arguments in found}
+
+
+def _parse_parameters(text: str) -> tuple[Parameter, ...]:
+    parameters = [_parse_parameter(parameter) for parameter in text.split(",")]
+    names = {parameter.name for parameter in parameters}
+    return tuple(replace(p, strided=f"ld{p.name}" in names) for p in parameters)
 
 
 def _parse_parameter(text: str) -> Parameter:
@@ -126,8 +143,8 @@ def _simt_launcher(signature: Signature) -> str:
 struct arguments_{name} {{ {fields}; }};
 static void call_{name}(void* p) {{ arguments_{name}& a = *(arguments_{name}*)p; {name}({members}); }}
 extern "C" int launch_{name}(const unsigned* shape, int order, unsigned seed, {declarations}) {{
-  arguments_{name} a{{{names}}};
-  return simt::launch(shape, order, seed, call_{name}, &a);
+  arguments_{name} packed_{{{names}}};
+  return simt::launch(shape, order, seed, call_{name}, &packed_);
 }}
 """
 
