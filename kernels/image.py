@@ -69,6 +69,8 @@ def mirror(device: Device, images: Array, flags: Array, out: Array) -> None:
     """
     N, H, W, C = _images("mirror", images)
     expect_shape("mirror", out=(out.shape, images.shape), flags=(flags.shape, (N,)))
+    if out is images:
+        raise ValueError("mirror: expected out other than images, got the same array")
     device.launch("image", "mirror", elements(out.size), images, flags, out, N, H, W, C)
 
 
