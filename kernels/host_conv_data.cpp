@@ -1,7 +1,7 @@
 // Gradient of a convolution to its input: dx = w^T * dy, each product added at once where its column came from.
 // A task is some images times some channels of dx, so no two tasks write the same float; within it, a strip of dy is
-// packed once and the column gradients of a few channels at a time stay in L2. Every float of dx is a sum in a fixed
-// order: over K in blocks of at most KC, then over the taps in order; equal bytes for any thread count.
+// packed once and the column gradients of a few channels at a time stay in L2. Sums run over K in blocks of at most KC,
+// then over taps: |error| <= (KC + K/KC + R*S) * 2^-24 * |w| |dy|; equal bytes every run with one thread count.
 namespace {
 
 struct DataBlocks {

@@ -86,7 +86,7 @@ def conv_backward_data(device: Device, dy: Array, w: Array, dx: Array, shape: Co
     """dx = gradient to x of the loss whose gradient to conv_forward's y is dy; pass y and arg to go back through ReLU and pool.
 
     dy, y, arg (K,N,P//pool,Q//pool) float32, float32, uint8; w (K,C,R,S), dx (C,N,H,W) float32, every element written.
-    workspace as for conv_forward. Equal bytes for any thread count. Raises ValueError or TypeError.
+    workspace as for conv_forward. Equal bytes every run with one thread count. Raises ValueError or TypeError.
     """
     op = "conv_backward_data"
     expect_shape(op, dy=(dy.shape, pooled(shape, pool)), w=(w.shape, shape.w), dx=(dx.shape, shape.x))

@@ -76,7 +76,8 @@ def spread(dy, top, arg, shape, pool):
     for at in np.ndindex(dy.shape):
         k, n, u, v = at
         if top is None or top[at] > 0:
-            full[k, n, u * pool + arg[at] // pool, v * pool + arg[at] % pool] = dy[at]
+            down, right = divmod(int(arg[at]), pool)
+            full[k, n, u * pool + down, v * pool + right] = dy[at]
     return full
 
 
@@ -142,3 +143,122 @@ def test_convolution_equals_the_loops(shape, threads):
     x, w, dy = random(rng, shape.x, shape.w, shape.y)
     close(forward(device, x, w, shape), reference_forward(x, w, shape), reference_forward(abs(x), abs(w), shape), shape.rows)
     check_backward(device, x, w, dy, dy.astype(np.float64), shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_shape_equals_the_loops(data):
+    draw = lambda least, most: data.draw(st.integers(least, most))  # noqa: E731
+    pad_, kernel = (draw(0, 3), draw(0, 3)), (draw(1, 5), draw(1, 5))
+    extent = [max(1, kernel[i] - 2 * pad_[i]) + draw(0, 9) for i in (0, 1)]
+    shape = ConvShape(draw(1, 20), draw(1, 5), *extent, draw(1, 40), *kernel, (draw(1, 3), draw(1, 3)), pad_)
+    rng, device = np.random.default_rng(draw(0, 99)), HostDevice(threads=draw(1, 3))
+    x, w, dy = random(rng, shape.x, shape.w, shape.y)
+    close(forward(device, x, w, shape), reference_forward(x, w, shape), reference_forward(abs(x), abs(w), shape), shape.rows)
+    check_backward(device, x, w, dy, dy.astype(np.float64), shape)
+
+
+@pytest.mark.parametrize("pool", [1, 2, 3])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], ConvShape(5, 3, 21, 70, 15, 4, 3), ConvShape(2, 7, 6, 6, 40, 3, 3),
+                                   ConvShape(4, 2, 12, 500, 3, 3, 1, (1, 1), (0, 1))], ids=str)
+def test_fused_bias_relu_and_pool(shape, pool):
+    rng, device = np.random.default_rng(3), HostDevice(threads=2)
+    x, w, bias, dy = random(rng, shape.x, shape.w, (shape.K,), host_gemm.pooled(shape, pool))
+    arg = poisoned(dy.shape, np.uint8) if pool > 1 else None
+    y = forward(device, x, w, shape, bias=bias, relu=True, pool=pool, arg=arg)
+    plain = forward(device, x, w, shape, bias=bias)
+    close(plain, reference_forward(x, w, shape) + bias[:, None, None, None],
+          reference_forward(abs(x), abs(w), shape) + abs(bias)[:, None, None, None], shape.rows + 1)
+    top, number = reference_pool(np.maximum(plain, 0), pool)
+    np.testing.assert_array_equal(y, top)
+    full = spread(dy, y, number, shape, pool)
+    options = {"y": y}
+    if arg is not None:
+        np.testing.assert_array_equal(arg, number)
+        options |= {"pool": pool, "arg": arg}
+    check_backward(device, x, w, dy, full, shape, **options)
+
+
+def test_pool_alone_sends_the_gradient_to_negative_maxima():
+    shape, device = ConvShape(2, 3, 7, 9, 5, 2, 2), HostDevice(threads=2)
+    x, w, dy = random(np.random.default_rng(5), shape.x, shape.w, host_gemm.pooled(shape, 2))
+    arg = poisoned(dy.shape, np.uint8)
+    forward(device, x, w, shape, pool=2, arg=arg)
+    check_backward(device, x, w, dy, spread(dy, None, arg, shape, 2), shape, pool=2, arg=arg)
+
+
+@pytest.mark.parametrize("pool", [2, 3])
+def test_nan_wins_its_window_and_the_first_maximum_takes_it(pool):
+    shape, device = ConvShape(1, 1, 6, 42, 1, 1, 1), HostDevice(threads=1)
+    values = np.random.default_rng(1).choice(np.float32([-np.inf, -1, 0, 2, 2, np.nan]), shape.x)
+    arg = poisoned(host_gemm.pooled(shape, pool), np.uint8)
+    y = forward(device, values, np.ones(shape.w, np.float32), shape, pool=pool, arg=arg)
+    top, number = reference_pool(values, pool)
+    np.testing.assert_array_equal(y, top)
+    np.testing.assert_array_equal(arg, number)
+    relu = forward(device, values, np.ones(shape.w, np.float32), shape, relu=True)
+    np.testing.assert_array_equal(relu, np.where(values < 0, 0, values))
+
+
+def test_bytes_do_not_depend_on_the_run_nor_forward_on_threads():
+    shape = ConvShape(16, 6, 21, 25, 24, 3, 3)
+    x, w, dy = random(np.random.default_rng(2), shape.x, shape.w, shape.y)
+    runs = {t: [(forward(HostDevice(threads=t), x, w, shape), *backward(HostDevice(threads=t), x, w, dy, shape))
+                for _ in range(3)] for t in (1, 2, 3)}
+    for threads, results in runs.items():
+        for result in results:
+            for actual, same in zip(result, results[0], strict=True):
+                np.testing.assert_array_equal(actual, same, f"{threads} threads")
+            np.testing.assert_array_equal(result[0], runs[1][0][0])
+
+
+@pytest.mark.parametrize("pool", [1, 2])
+def test_no_images_and_windows_that_do_not_fit(pool):
+    device = HostDevice(threads=2)
+    for shape in (ConvShape(3, 0, 5, 6, 4, 3, 2), ConvShape(3, 2, 3, 6, 4, 3, 2)):
+        if shape.N and pool == 1:
+            continue
+        x, w, dy = random(np.random.default_rng(0), shape.x, shape.w, host_gemm.pooled(shape, pool))
+        arg = np.zeros(dy.shape, np.uint8) if pool > 1 else None
+        assert forward(device, x, w, shape, pool=pool, arg=arg).size == 0
+        for gradient in backward(device, x, w, dy, shape, pool=pool, arg=arg):
+            assert not gradient.any()
+
+
+GEMMS = [(1, 1, 1), (1, 7, 900), (29, 1, 31), (64, 8, 500), (500, 4, 61), (37, 130, 5), (100, 300, 401), (14, 32, 0),
+         (0, 5, 3), (257, 67, 129)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("size", GEMMS, ids=str)
+def test_sgemm(size, threads):
+    (m, n, k), rng, device = size, np.random.default_rng(11), HostDevice(threads=threads)
+    space = np.full(host_gemm.sgemm_workspace(m, n, k, threads), 0xFF, np.uint8)
+    for trans_a, trans_b, alpha, beta in [(0, 0, 1, 0), (0, 1, -0.5, 0), (1, 0, 2, 1), (1, 1, 1, -3)]:
+        a, b, c = random(rng, (k, m + 3) if trans_a else (m, k + 3), (n, k + 1) if trans_b else (k, n + 1), (m, n + 2))
+        a, b = a[:, :-3], b[:, :-1]
+        product, magnitude = ((f(a.T if trans_a else a).astype(np.float64) @ f(b.T if trans_b else b)) for f in (np.array, abs))
+        expected, before = alpha * product + (beta * c[:, :n] if beta else 0), c.copy()
+        if beta == 0:
+            c[:, :n] = np.nan
+        host_gemm.sgemm(device, a, b, c[:, :n], space, trans_a=bool(trans_a), trans_b=bool(trans_b), alpha=alpha, beta=beta)
+        close(c[:, :n], expected, abs(alpha) * magnitude + abs(beta * before[:, :n]), k + 2)
+        np.testing.assert_array_equal(c[:, n:], before[:, n:])
+
+
+def test_wrong_arguments_are_named():
+    shape, device = ConvShape(3, 2, 5, 6, 4, 3, 2), HostDevice(threads=1)
+    x, w, y = (np.zeros(s, np.float32) for s in (shape.x, shape.w, shape.y))
+    space = workspace("conv_forward", shape, device)
+    call = host_gemm.conv_forward
+    for error, text, action in [
+        (ValueError, r"expected x\(3, 2, 5, 6\)", lambda: call(device, x[:, :1], w, y, shape, space)),
+        (ValueError, "expected x C-contiguous", lambda: call(device, x[:, ::-1], w, y, shape, space)),
+        (TypeError, "expected w as float32, got float64", lambda: call(device, x, w.astype(float), y, shape, space)),
+        (ValueError, "workspace of at least", lambda: call(device, x, w, y, shape, space[:8])),
+        (ValueError, "expected pool from 1 to 15, got 16", lambda: host_gemm.conv_workspace("conv_forward", shape, 1, 16)),
+        (ValueError, "expected arg exactly when pool > 1",
+         lambda: host_gemm.conv_backward_data(device, y, w, x, shape, space, arg=np.zeros(shape.y, np.uint8))),
+    ]:
+        with pytest.raises(error, match=text):
+            action()
