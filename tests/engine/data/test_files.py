@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from PIL import Image
-from sprint.engine.data import BadImageError, Loader, open_dataset
+from sprint.engine.data import UNREADABLE, BadImageError, Loader, open_dataset
 
 pytestmark = pytest.mark.timeout(60)
 SHAPE = (3, 4, 6)
@@ -64,8 +64,18 @@ def test_a_fault_of_the_machine_is_never_skipped(pictures, monkeypatch):
 
 
 def test_statistics_pass_over_skipped_images(pictures):
+    for i in range(10):
+        (pictures / "dog" / f"{i}.png").write_bytes(b"broken")  # so that some of them are in train
     data = open_dataset("folder", pictures, image_shape=SHAPE, on_bad_image="skip")
-    levels = [level for _, level in both_parts(data)[: len(data.train) - len(data.bad)]]
     images, labels = data.train.read(np.arange(len(data.train)))
-    levels = images[labels >= 0, 0, 0, 0] / 255
+    levels = images[labels == 0, 0, 0, 0] / 255
+    assert np.any(labels == UNREADABLE) and len(levels)
     assert np.allclose(data.mean, levels.mean(), rtol=1e-6) and np.allclose(data.std, levels.std(), rtol=1e-6)
+
+
+def test_statistics_of_nothing_readable(pictures):
+    for path in pictures.glob("*/*.png"):
+        path.write_bytes(b"broken")
+    data = open_dataset("folder", pictures, image_shape=SHAPE, on_bad_image="skip")
+    with pytest.raises(ValueError, match="expected readable images, got none among 16"):
+        _ = data.mean
