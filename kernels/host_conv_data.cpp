@@ -67,7 +67,8 @@ inline void add_run(float* to, const float* from, i64 length) {
   for (; e + LANES <= length; e += LANES) store(to + e, load(to + e) + load(from + e));
 #if defined(__AVX512F__)
   const __mmask16 rest = (__mmask16)((1u << (length - e)) - 1);
-  if (rest) _mm512_mask_storeu_ps(to + e, rest, _mm512_add_ps(_mm512_maskz_loadu_ps(rest, to + e), load(from + e)));
+  const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(rest, to + e), _mm512_maskz_loadu_ps(rest, from + e));
+  if (rest) _mm512_mask_storeu_ps(to + e, rest, sum);
 #else
   for (; e < length; ++e) to[e] += from[e];
 #endif

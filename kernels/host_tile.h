@@ -7,6 +7,9 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 typedef int64_t i64;
 
@@ -169,14 +172,19 @@ inline void transpose(const float* src, i64 ld_src, i64 rows, i64 columns, float
     for (i64 j = i < whole_rows ? whole : 0; j < columns; ++j) dst[j * ld_dst + i] = scale * src[i * ld_src + j];
 }
 
-// Carves aligned pieces from the caller's workspace; from null it only counts.
+// Carves aligned pieces from the caller's workspace; from null it only counts. AddressSanitizer sees the gaps between.
 struct Arena {
   uintptr_t base, used = 0;
   explicit Arena(char* memory) : base((uintptr_t)memory) {}
   template <class T>
   T* take(i64 count) {
-    const uintptr_t piece = base + used;
-    used += round_up(count * (i64)sizeof(T), LINE);
+    const uintptr_t piece = base + used, bytes = count * sizeof(T);
+    used += round_up(bytes, LINE);
+#if defined(__SANITIZE_ADDRESS__)
+    used += LINE;
+    if (base) __asan_unpoison_memory_region((void*)piece, bytes);
+    if (base) __asan_poison_memory_region((void*)(piece + bytes), base + used - piece - bytes);
+#endif
     return (T*)piece;
   }
 };
