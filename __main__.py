@@ -1,1 +1,154 @@
-def main() -> None: ...
+"""The command line: one thin function per sub-command. Every expected failure is one line on standard error."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import operator
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from . import __version__
+from .engine.config import TrainConfig, flag
+from .engine.errors import UsageError
+
+app = typer.Typer(
+    name="sprint", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]})
+CommandLineError: Any = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps it
+EXPECTED = (ValueError, RuntimeError, OSError, TypeError, MemoryError)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
+DeviceName = Annotated[str | None, typer.Option(help="auto, host, host:I, cuda, cuda:I")]
+Threads = Annotated[int | None, typer.Option(help="Of a host device (default: all cores)")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (anywhere in the line)")] = False,
+) -> None:
+    """Train convolutional networks on kernels written once in CUDA: on GPUs, or on this machine's processor."""
+    if version:
+        typer.echo(f"sprint {__version__}")
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def train_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give command(ctx, **options) one option for every field of TrainConfig, as its metadata describe it."""
+    hints = get_type_hints(TrainConfig)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    for field in fields(TrainConfig):
+        info: Any = typer.Argument(help="A net that `sprint nets` lists", metavar="NET")
+        if field.default is not MISSING:
+            words = flag(field.name) + (f"/--no-{field.name}" if hints[field.name] is bool else "")
+            info = typer.Option(words, help=field.metadata["help"], rich_help_panel=field.metadata["panel"])
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        annotation = operator.getitem(Annotated, (hints[field.name], info))
+        parameters.append(inspect.Parameter(field.name, keyword, default=default, annotation=annotation))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+@app.command()
+@train_options
+def train(ctx: typer.Context, **options: Any) -> None:
+    """Train a net; the run folder gets configuration, metrics, curves, checkpoints and summary."""
+    from .engine.report import Report
+    from .engine.trainer import train
+
+    given = {name for name in options if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    if train(TrainConfig(**options), Report(), given) is None:
+        raise typer.Exit(130)
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint, or a run folder: its latest")],
+    data: Annotated[str | None, typer.Option(help="Another data set of the same classes")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of the data set")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use no more images")] = None,
+    subbatch: Annotated[int | None, typer.Option(help="Images at a time")] = None,
+    device: DeviceName = None,
+    device_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Score a checkpoint on the whole test set: mean loss, top-1, top-5."""
+    from .engine.evaluate import evaluate_checkpoint
+
+    asked = {"data": data, "data_dir": data_dir, "limit": limit, "subbatch": subbatch, "device": device,
+             "device_threads": device_threads}
+    result = evaluate_checkpoint(checkpoint, {name: value for name, value in asked.items() if value is not None})
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        typer.echo("{net} on {data}, step {step}: loss {loss:.4f}  top-1 {top1:.2%}  top-5 {top5:.2%}  "
+                   "({test_images} images, {device})".format(**result))
+
+
+@app.command()
+def nets(
+    name: Annotated[str | None, typer.Argument(help="Show the layers of this net")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels a side (default: the net's own)")] = None,
+    width: Annotated[float, typer.Option(help="Factor on all channel counts")] = 1.0,
+    classes: Annotated[int | None, typer.Option(help="Number of classes (default: the net's own)")] = None,
+    subbatch: Annotated[int, typer.Option(help="Images that the bytes are for", min=1)] = 1,
+    as_json: Json = False,
+) -> None:
+    """List the nets, or the layers of one: sizes, parameters, multiply-accumulates, bytes."""
+    from .engine import listing
+
+    listing.show(name, image_size, width, classes, subbatch, as_json)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code: 0, 1 failure, 2 usage, 130 Ctrl-C."""
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        code = app(arguments, prog_name="sprint", standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort, CommandLineError, *EXPECTED) as error:
+        if debug:
+            raise
+        code, message = _explain(error)
+        print(f"sprint: {' '.join(message.split())}", file=sys.stderr)
+        return code
+
+
+def _explain(error: BaseException) -> tuple[int, str]:
+    """Exit code and message of an expected failure."""
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return 130, "stopped"
+    if isinstance(error, CommandLineError):
+        return 2, _mistyped(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return 1, f"{error.filename}: {error.strerror}"
+    return 2 if isinstance(error, UsageError) else 1, str(error) or type(error).__name__
+
+
+def _mistyped(error: Any) -> str:
+    command = error.ctx.command_path if error.ctx else "sprint"
+    return f"{error.format_message().rstrip('.')} (see {command} --help)"
+
+
+def main() -> None:
+    """Entry point of the console script and of python -m sprint."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

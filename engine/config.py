@@ -33,14 +33,14 @@ class TrainConfig:
     data: str = _option("digits", DATA, "digits, mnist, cifar10, cifar100, folder, list, synthetic",
                         essential=True)
     data_dir: str | None = _option(None, DATA, "Folder of the data set", local=True)
-    classes: int | None = _option(None, DATA, "Classes of synthetic or list [default: 1000, or as found]",
+    classes: int | None = _option(None, DATA, "Classes of synthetic or list (default: 1000, or as found)",
                                   least=2, essential=True)
     limit: int | None = _option(None, DATA, "Use no more images of each part", least=1, essential=True)
     on_bad_image: str = _option("error", DATA, "error, skip: what to do with an image that cannot be read",
                                 choices=("error", "skip"))
     augment: bool = _option(False, DATA, "Deform the training images on the device (shift, turn, scale)")
 
-    image_size: int | None = _option(None, MODEL, "Pixels a side [default: the net's own]",
+    image_size: int | None = _option(None, MODEL, "Pixels a side (default: the net's own)",
                                      least=1, essential=True)
     width: float = _option(1.0, MODEL, "Factor on all channel counts", above=0, essential=True)
 
@@ -57,7 +57,7 @@ class TrainConfig:
                         least=0, below=2**63, essential=True)
 
     device: str = _option("auto", DEVICES, "auto, host, host:I, cuda, cuda:I", local=True)
-    device_threads: int | None = _option(None, DEVICES, "Of a host device [default: all cores]",
+    device_threads: int | None = _option(None, DEVICES, "Of a host device (default: all cores)",
                                          least=1, local=True)
     conv_algo: str = _option("auto", DEVICES, "explicit (im2col + sgemm), implicit (fused), auto (measured)",
                              choices=("auto", "explicit", "implicit"), local=True)
@@ -65,7 +65,7 @@ class TrainConfig:
     workspace: int | None = _option(None, DEVICES, "Most MB of column buffer; beyond it sub-batches are cut",
                                     least=1, local=True)
 
-    out: str | None = _option(None, RUN, "Run folder [default: runs/NET-TIME]", local=True)
+    out: str | None = _option(None, RUN, "Run folder (default: runs/NET-TIME)", local=True)
     resume: str | None = _option(None, RUN, "Checkpoint or run folder to resume; auto: the newest, if any")
     log_every: int = _option(20, RUN, "Steps between two lines of the log", least=1, local=True)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from . import checkpoint
 from .data import Loader, Split
 from .feed import Feeder
 from .network import Network
+from .session import open_session
 
 
 @dataclass(frozen=True)
@@ -63,3 +66,18 @@ def _score(losses: np.ndarray, ranks: np.ndarray) -> Score:
     """losses (n) float32; ranks (n) int32, how many logits beat the label's."""
     total = float(losses.sum(dtype=np.float64))
     return Score(len(losses), total, int((ranks < 1).sum()), int((ranks < 5).sum()))
+
+
+def evaluate_checkpoint(place: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Score the checkpoint `place`, or the latest of that run folder, with `changes` of its options.
+
+    Labels mean what they meant in training. Raises UsageError, ValueError or OSError with one line for people.
+    """
+    path = checkpoint.find(place)
+    saved = checkpoint.load(path)
+    session = open_session(replace(saved.config, **changes, resume=None), saved)
+    score = evaluate(session.network, session.dataset.test, session.feeder())
+    assert score is not None
+    return {"loss": score.loss, "top1": score.top1, "top5": score.top5, "test_images": score.samples,
+            "checkpoint": str(path), "step": saved.step, "net": saved.config.net, "data": session.config.data,
+            "device": session.device.describe()}

@@ -137,27 +137,27 @@ def _curves(records: list[dict[str, Any]], title: str) -> bytes:
     """A PNG of 1200 x 480 pixels: the losses, and the accuracies in percent, over the epochs."""
     import io
 
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter
 
+    tested = [r for r in records if "top1" in r]
+    epochs, last = [r["epoch"] for r in tested], records[-1]["epoch"]
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title)
     loss, accuracy = figure.subplots(1, 2)
-    tested = [r for r in records if "top1" in r]
-    epochs = [r["epoch"] for r in tested]
     loss.plot([r["epoch"] for r in records], [r["loss"] for r in records], color="tab:blue", label="training")
     loss.plot(epochs, [r["test_loss"] for r in tested], "o-", color="tab:orange", label="test")
-    for key, label, colour in (("top5", "top-5", "tab:gray"), ("top1", "top-1", "tab:green")):
-        accuracy.plot(epochs, [100 * r[key] for r in tested], "o-", color=colour, label=label)
-    if tested:
-        accuracy.annotate(f"{100 * tested[-1]['top1']:.2f}%", (epochs[-1], 100 * tested[-1]["top1"]),
-                          xytext=(-8, -14), textcoords="offset points", ha="right")
-    for axes, label in ((loss, "loss"), (accuracy, "test accuracy [%]")):
-        axes.set(xlabel="epoch", ylabel=label)
-        axes.grid(alpha=0.3)
-        axes.legend()
     loss.set_yscale("log")
+    for key, label, colour in (("top5", "top-5", "tab:gray"), ("top1", "top-1", "tab:green")):
+        percents = [100 * r[key] for r in tested]
+        label += f": {percents[-1]:.2f}%" if percents else ": not tested yet"
+        accuracy.plot(epochs, percents, "o-", color=colour, label=label)
+    for axes, label in ((loss, "loss"), (accuracy, "test accuracy [%]")):
+        axes.set(xlabel="epoch", ylabel=label, xlim=(0, last * 1.02))
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+    loss.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    loss.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..kernels import image
 from ..kernels.device import Device, open_device
 from . import memory
 from .augment import Augment
@@ -56,7 +57,11 @@ class Session:
 
     def feeder(self, augment: Augment | None = None) -> Feeder:
         """Input buffers that normalise as the weights know it."""
-        return Feeder(self.device, self.dataset, self.config.subbatch, augment=augment, seed=self.config.seed)
+        config = self.config
+        feeder = Feeder(self.device, self.dataset, config.subbatch, augment=augment, seed=config.seed)
+        if self.saved:
+            feeder.mean, feeder.std = image.channel_statistics(self.device, self.saved.mean, self.saved.std)
+        return feeder
 
     def peak_bytes(self) -> int:
         """The most bytes in use so far: of the whole process on the host, of the device's pool on cuda."""
