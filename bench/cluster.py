@@ -1,0 +1,212 @@
+"""The threads, mutexes and meetings of a simulated cluster, event by event.
+
+Source: Oyama et al. 2016, algorithm 1 (GPU thread) and algorithm 2 (update thread).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .loops import Pieces
+from .outcome import Config
+
+
+class Mutex:
+    """First come, first served. A free one costs no event: that keeps a thousand nodes affordable."""
+
+    __slots__ = ("env", "held", "queue")
+
+    def __init__(self, env: Any) -> None:
+        self.env, self.held, self.queue = env, False, deque[Any]()
+
+    def acquire(self) -> Any | None:
+        """None if it is taken at once, otherwise the event to wait for."""
+        if not self.held:
+            self.held = True
+            return None
+        turn = self.env.event()
+        self.queue.append(turn)
+        return turn
+
+    def release(self) -> None:
+        """Hand it to the next in the queue."""
+        if self.queue:
+            self.queue.popleft().succeed()
+        else:
+            self.held = False
+
+
+class Node:
+    """What the threads of one node share; each GradBuf holds the weight versions of the gradients inside."""
+
+    __slots__ = ("buffers", "dead", "locks", "number", "pace", "version", "weights")
+
+    def __init__(self, env: Any, number: int, devices: int, pace: float) -> None:
+        self.number, self.pace, self.version, self.dead = number, pace, 0, False
+        self.weights = Mutex(env)
+        self.locks = [Mutex(env) for _ in range(devices)]
+        self.buffers: list[list[int]] = [[] for _ in range(devices)]
+
+
+class Tally:
+    """Sums over the turns after the warm-up of `skip` updates: seconds by term, and what the updates held."""
+
+    def __init__(self, updates: int, skip: int) -> None:
+        self.skip = skip
+        self.gpu = {"lock_weights": 0.0, "fetch_weights": 0.0, "compute_gradient": 0.0, "lock_gradient": 0.0}
+        self.update = {"lock_gradient": 0.0, "sum_gradient": 0.0, "barrier": 0.0, "lock_weights": 0.0}
+        self.gpu_turns = self.update_turns = 0
+        self.gradients = np.zeros(updates + 1, dtype=np.int64)  # by update
+        self.staleness: Counter[int] = Counter()
+        self.moments: list[float] = []  # at which each update's nodes were all there
+
+    def gpu_turn(self, version: int, lock: float, fetch: float, compute: float, deposit_lock: float) -> None:
+        """One turn of a GPU thread, in seconds."""
+        if version < self.skip:
+            return
+        sums = self.gpu
+        sums["lock_weights"] += lock
+        sums["fetch_weights"] += fetch
+        sums["compute_gradient"] += compute
+        sums["lock_gradient"] += deposit_lock
+        self.gpu_turns += 1
+
+    def update_turn(self, version: int, lock: float, add: float, barrier: float, publish_lock: float) -> None:
+        """One turn of an update thread, in seconds."""
+        if version < self.skip:
+            return
+        sums = self.update
+        sums["lock_gradient"] += lock
+        sums["sum_gradient"] += add
+        sums["barrier"] += barrier
+        sums["lock_weights"] += publish_lock
+        self.update_turns += 1
+
+    def gathered(self, version: int, versions: list[int]) -> None:
+        """What one node brings to the update after `version`: gradients, each made with its own version."""
+        self.gradients[version] += len(versions)
+        if version >= self.skip:
+            self.staleness.update(version - made for made in versions)
+
+
+class Cluster:
+    """All nodes, their threads and the Allreduce between them.
+
+    pieces_for: number of nodes alive -> Pieces (floats); computes: seconds of ComputeGradient, one a turn;
+    slow: node -> how many times longer its gradients take; updates: how many to play after the warm-up.
+    """
+
+    def __init__(self, config: Config, pieces_for: Callable[[int], Pieces], computes: Iterator[float],
+                 slow: Mapping[int, float], updates: int) -> None:
+        import simpy
+
+        self.env = simpy.Environment()
+        self.pieces_for, self.computes, self.updates = pieces_for, computes, updates
+        self.members = config.nodes
+        self.pieces = pieces_for(self.members)
+        self.nodes = [Node(self.env, n, config.devices, slow.get(n, 1.0)) for n in range(config.nodes)]
+        self.tally = Tally(updates, updates // 10)
+        self.waiting: set[int] = set()
+        self.meeting, self.finished = self.env.event(), self.env.event()
+
+    def run(self, starts: np.ndarray, deaths: Mapping[int, float], detect_s: float) -> Tally:
+        """Play until the last update.
+
+        starts: (nodes, devices) seconds at which the GPU threads begin; deaths: node -> second; detect_s: seconds
+        from a death until the others go on without the node.
+        """
+        for node, row in zip(self.nodes, starts.tolist(), strict=True):
+            for device, start in enumerate(row):
+                self.env.process(self._gpu_thread(node, device, start))
+            self.env.process(self._update_thread(node))
+        for number, second in deaths.items():
+            self.env.process(self._death(self.nodes[number], second, detect_s))
+        self.env.run(until=self.finished)
+        return self.tally
+
+    def _gpu_thread(self, node: Node, device: int, start: float) -> Generator[Any, Any, None]:
+        env, lock, mine = self.env, node.locks[device], -1
+        yield env.timeout(start)
+        while not node.dead:
+            pieces, begun, fetch = self.pieces, env.now, 0.0
+            if (turn := node.weights.acquire()) is not None:
+                yield turn
+            locked = env.now
+            if node.version > mine:
+                mine, fetch = node.version, pieces.fetch
+                yield env.timeout(fetch)
+            node.weights.release()
+            compute = next(self.computes) * node.pace
+            yield env.timeout(pieces.load + pieces.deform + compute + pieces.update_val)
+            ready = env.now
+            if (turn := lock.acquire()) is not None:
+                yield turn
+            waited = env.now - ready
+            yield env.timeout(pieces.deposit)
+            node.buffers[device].append(mine)
+            lock.release()
+            self.tally.gpu_turn(mine, locked - begun, fetch, compute, waited)
+
+    def _update_thread(self, node: Node) -> Generator[Any, Any, None]:
+        env = self.env
+        while not node.dead:
+            pieces, version, lock, add, brought = self.pieces, node.version, 0.0, 0.0, list[int]()
+            for device, mutex in enumerate(node.locks):
+                asked = env.now
+                if (turn := mutex.acquire()) is not None:
+                    yield turn
+                lock += env.now - asked
+                if node.buffers[device]:
+                    seconds = pieces.add if brought else pieces.take
+                    yield env.timeout(seconds)
+                    add += seconds
+                    brought += node.buffers[device]
+                    node.buffers[device] = []
+                mutex.release()
+            yield env.timeout(pieces.old + pieces.momentum_add)
+            if node.dead:
+                return
+            self.tally.gathered(version, brought)
+            arrived = env.now
+            yield self._arrive(node)
+            barrier = env.now - arrived
+            yield env.timeout(self.pieces.reduce + pieces.momentum)
+            asked = env.now
+            if (turn := node.weights.acquire()) is not None:
+                yield turn
+            publish_lock = env.now - asked
+            yield env.timeout(pieces.publish)
+            node.version += 1
+            node.weights.release()
+            self.tally.update_turn(version, lock, add, barrier, publish_lock)
+
+    def _arrive(self, node: Node) -> Any:
+        """Come to the Allreduce; the event comes when all members are there."""
+        meeting = self.meeting
+        self.waiting.add(node.number)
+        self._meet()
+        return meeting
+
+    def _meet(self) -> None:
+        if len(self.waiting) < self.members:
+            return
+        meeting, self.meeting = self.meeting, self.env.event()
+        self.waiting.clear()
+        self.tally.moments.append(self.env.now)
+        meeting.succeed()
+        if len(self.tally.moments) > self.updates:
+            self.finished.succeed()
+
+    def _death(self, node: Node, second: float, detect_s: float) -> Generator[Any, Any, None]:
+        """The node falls silent; the others wait for it until they notice, then go on without it."""
+        yield self.env.timeout(second)
+        node.dead = True
+        self.waiting.discard(node.number)
+        yield self.env.timeout(detect_s)
+        self.members -= 1
+        self.pieces = self.pieces_for(self.members)
+        self._meet()

@@ -1,0 +1,186 @@
+"""The sub-commands predict, plan and simulate."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from ..engine.errors import UsageError
+from .outcome import ILSVRC_IMAGES
+
+T = TypeVar("T")
+Net = Annotated[str, typer.Argument(metavar="NET", help="Network by name: cnn-a, cnn-b, cnn-c, lenet, mlp.")]
+MachineOption = Annotated[str, typer.Option("--machine", help="Machine file, or the name of one that comes along.")]
+Images = Annotated[int, typer.Option(help="Samples of an epoch.")]
+Devices = Annotated[int | None, typer.Option(help="Devices a node; default: those of the machine.")]
+RanksPerHost = Annotated[int, typer.Option(help="Nodes (MPI ranks) that share one host.")]
+ImageSize = Annotated[int | None, typer.Option(help="Pixels along an image, if not the network's own.")]
+Width = Annotated[float, typer.Option(help="Factor on the network's channel counts.")]
+Classes = Annotated[int | None, typer.Option(help="Classes, if not the network's own.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (png, pdf, svg).")]
+
+
+def predict(net: Net, machine: MachineOption, nodes: Annotated[int, typer.Option(help="Nodes.")],
+            subbatch: Annotated[int, typer.Option(help="Samples of one gradient.")], devices: Devices = None,
+            images: Images = ILSVRC_IMAGES, ranks_per_host: RanksPerHost = 1, image_size: ImageSize = None,
+            width: Width = 1.0, classes: Classes = None, json_file: JsonFile = None,
+            plot: PlotFile = None) -> None:
+    """Predict epoch time, mini-batch, staleness and memory of asynchronous training."""
+    from . import model
+    from .outcome import Config
+
+    spec, facts = _inputs(net, machine, image_size, width, classes)
+    config = Config(nodes, facts.device.per_node if devices is None else devices, subbatch, images,
+                    ranks_per_host)
+    _deliver_outcomes([model.predict(spec, facts, config)], facts, json_file, plot)
+
+
+def simulate(net: Net, machine: MachineOption, nodes: Annotated[int, typer.Option(help="Nodes.")],
+             subbatch: Annotated[int, typer.Option(help="Samples of one gradient.")], devices: Devices = None,
+             updates: Annotated[int, typer.Option(help="Updates to play after the warm-up.")] = 200,
+             jitter: Annotated[float | None, typer.Option(
+                 help="Relative standard deviation of a gradient's time; default: the machine's.")] = None,
+             times: Annotated[Path | None, typer.Option(
+                 metavar="FILE", help="JSON list of measured seconds of ComputeGradient to draw from.")] = None,
+             slow: Annotated[list[str] | None, typer.Option(
+                 metavar="NODE:FACTOR", help="A node whose gradients take FACTOR times longer.")] = None,
+             kill: Annotated[list[str] | None, typer.Option(
+                 metavar="NODE:SECOND", help="A node that dies at that second.")] = None,
+             detect: Annotated[float, typer.Option(help="Seconds until a death is noticed.")] = 1.0,
+             seed: Annotated[int, typer.Option(help="Seed of everything drawn.")] = 0,
+             images: Images = ILSVRC_IMAGES, ranks_per_host: RanksPerHost = 1, image_size: ImageSize = None,
+             width: Width = 1.0, classes: Classes = None, json_file: JsonFile = None,
+             plot: PlotFile = None) -> None:
+    """Play the threads, locks and meetings of a cluster event by event, beside what the formulas predict."""
+    from . import model
+    from .outcome import Config
+    from .simulate import Weather
+    from .simulate import simulate as play
+
+    spec, facts = _inputs(net, machine, image_size, width, classes)
+    config = Config(nodes, facts.device.per_node if devices is None else devices, subbatch, images,
+                    ranks_per_host)
+    weather = Weather(facts.jitter if jitter is None else jitter, _times(times), _pairs("slow", slow or []),
+                      _pairs("kill", kill or []), detect)
+    played = play(spec, facts, config, weather, updates=updates, seed=seed)
+    _deliver_outcomes([model.predict(spec, facts, config), played], facts, json_file, plot)
+
+
+def plan(net: Net, machine: MachineOption,
+         nodes: Annotated[str, typer.Option(metavar="RANGE", help="1..64, 1..64:4 or 1,2,4.")],
+         subbatch: Annotated[str, typer.Option(metavar="RANGE", help="Samples of one gradient, like nodes.")],
+         devices: Devices = None,
+         batch: Annotated[float | None, typer.Option(help="Wanted mean mini-batch, samples.")] = None,
+         tolerance: Annotated[str, typer.Option(help="How far the mini-batch may be off: 25% or 0.25.")] = "25%",
+         max_staleness: Annotated[float | None, typer.Option(help="Largest mean staleness, updates.")] = None,
+         memory: Annotated[float | None, typer.Option(help="GiB of a device; default: the machine's.")] = None,
+         show: Annotated[int, typer.Option(help="How many admissible configurations to print.")] = 10,
+         every: Annotated[bool, typer.Option("--all", help="Print all configurations and why they lost.")] = False,
+         images: Images = ILSVRC_IMAGES, ranks_per_host: RanksPerHost = 1, image_size: ImageSize = None,
+         width: Width = 1.0, classes: Classes = None, json_file: JsonFile = None, plot: PlotFile = None) -> None:
+    """Choose nodes and sub-batch: the shortest epoch whose mini-batch, staleness and memory are admissible."""
+    from .plan import GIB, Limits, make_plan
+
+    spec, facts = _inputs(net, machine, image_size, width, classes)
+    limits = Limits(facts.device.memory_bytes if memory is None else memory * GIB, batch,
+                    _part("tolerance", tolerance), max_staleness)
+    made = make_plan(spec, facts, whole_range("nodes", nodes),
+                     facts.device.per_node if devices is None else devices, whole_range("subbatch", subbatch),
+                     limits, images=images, ranks_per_host=ranks_per_host)
+    if plot:
+        from .model_plots import plot_plan
+        _write(plot, lambda: plot_plan(made, plot))
+    if _deliver_json(made.plain, json_file):
+        from rich.console import Console
+
+        from .model_tables import print_plan
+        print_plan(Console(), made, show, every)
+
+
+def whole_range(name: str, text: str) -> list[int]:
+    """Whole numbers from "1..64", "1..64:4", "8" or "1,2,4..8". Raises: UsageError naming the option."""
+    try:
+        numbers = [n for piece in text.split(",") for n in _piece(piece)]
+    except ValueError:
+        raise UsageError(f"{name}: expected a range like 1..64, 1..64:4 or 1,2,4, got {text!r}") from None
+    if not numbers or min(numbers) < 1:
+        raise UsageError(f"{name}: expected whole numbers >= 1, got {text!r}")
+    return sorted(set(numbers))
+
+
+def _piece(text: str) -> range:
+    span, _, step = text.partition(":")
+    first, _, last = span.partition("..")
+    return range(int(first), int(last or first) + 1, int(step or 1))
+
+
+def _part(name: str, text: str) -> float:
+    """0.25 from "25%" or "0.25"."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"{name}: expected a part like 25% or 0.25, got {text!r}") from None
+
+
+def _pairs(name: str, texts: list[str]) -> dict[int, float]:
+    """{3: 2.0} from "3:2"."""
+    pairs: dict[int, float] = {}
+    for text in texts:
+        node, _, value = text.partition(":")
+        try:
+            pairs[int(node)] = float(value)
+        except ValueError:
+            raise UsageError(f"{name}: expected NODE:NUMBER, got {text!r}") from None
+    return pairs
+
+
+def _times(path: Path | None) -> list[float]:
+    if path is None:
+        return []
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, list) or not values or not all(isinstance(v, (int, float)) for v in values):
+        raise UsageError(f"times: expected a JSON list of seconds in {path}, got {type(values).__name__}")
+    return values
+
+
+def _inputs(net: str, machine: str, image_size: int | None, width: float, classes: int | None) -> tuple[Any, Any]:
+    from ..engine.nets import build
+    from .machine import load_machine
+
+    return build(net, image_size=image_size, width=width, classes=classes), load_machine(machine)
+
+
+def _deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, plot: Path | None) -> None:
+    if plot:
+        from .model_plots import plot_outcomes
+        _write(plot, lambda: plot_outcomes(outcomes, plot))
+    if _deliver_json(lambda: {outcome.method: outcome.plain() for outcome in outcomes}, json_file):
+        from rich.console import Console
+
+        from .model_tables import print_outcomes
+        print_outcomes(Console(), outcomes, machine)
+
+
+def _deliver_json(plain: Callable[[], dict[str, Any]], path: Path | None) -> bool:
+    """Write the JSON if it is wanted; whether people still want their table (not when - put JSON on the screen)."""
+    if path is None:
+        return True
+    text = json.dumps(plain(), indent=1)
+    if str(path) == "-":
+        sys.stdout.write(text + "\n")
+        return False
+    path.write_text(text + "\n", encoding="utf-8")
+    return True
+
+
+def _write(path: Path, draw: Callable[[], None]) -> None:
+    """Draw into a file whose kind matplotlib knows. Raises: UsageError otherwise."""
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"plot: expected a file named .png, .pdf or .svg, got {path}")
+    draw()

@@ -1,0 +1,142 @@
+"""The two loops of a node, GPU thread and update thread, solved for the time of one turn of each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .spread import lock_spread
+
+Array = np.ndarray
+TURNS, CALM, TINY = 500, 20, 1e-300
+ROUNDS = (1e-3, 1e-5, 1e-7, 1e-10)  # relative changes to settle to, each with a better idea of what locks cost
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Seconds of each piece of the loops when nobody is in the way: numbers, or arrays that broadcast together.
+
+    load, deform, compute, update_val: of one sub-batch; fetch: copy of all weights to a device; deposit: adding
+    a gradient to its GradBuf; take, add: the first GradBuf of a sum and each further one; old, momentum_add,
+    momentum: a node's slice of the parameters; reduce: the Allreduce once all nodes are there; publish:
+    replacing LatestWeights. fetch, deposit, take, add and publish are numbers, the same for every configuration.
+    """
+
+    load: Any
+    deform: Any
+    compute: Any
+    update_val: Any
+    fetch: Any
+    deposit: Any
+    take: Any
+    add: Any
+    old: Any
+    momentum_add: Any
+    reduce: Any
+    momentum: Any
+    publish: Any
+
+    @property
+    def free_gpu_turn(self) -> Any:
+        """Seconds of a turn of a GPU thread that waits for nobody and always fetches."""
+        return self.fetch + self.load + self.deform + self.compute + self.update_val + self.deposit
+
+    @property
+    def free_update_turn(self) -> Any:
+        """Seconds of a turn of an update thread that waits for nobody and finds no gradient."""
+        return self.old + self.momentum_add + self.reduce + self.momentum + self.publish
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Terms by name (outcome.GPU_TERMS, outcome.UPDATE_TERMS), their sums and the barrier, seconds."""
+
+    gpu_terms: dict[str, Any]
+    update_terms: dict[str, Any]
+    t_gpu: Any
+    t_update: Any
+    barrier: Any
+
+
+def solve(pieces: Pieces, nodes: Any, devices: int) -> Solution:
+    """The fixed point of the two sums, which contain each other.
+
+    nodes: a number or an array that broadcasts with the pieces; the answers have the broadcast shape.
+    Raises: RuntimeError where it does not settle.
+    Source: Oyama et al. 2016, table of terms; the iteration and what locks add to the barrier are ours.
+    """
+    turns = np.broadcast_arrays(pieces.free_gpu_turn, pieces.free_update_turn, nodes)
+    t_gpu, t_update = (np.array(turn, dtype=np.float64) for turn in turns[:2])
+    t_update = np.maximum(t_update, ROUNDS[-1] * t_gpu)  # a machine with free updates would divide by zero
+    spread: Any = 0.0
+    for tolerance in ROUNDS:
+        solution = _settle(pieces, nodes, devices, t_gpu, t_update, spread, tolerance)
+        t_gpu, t_update = solution.t_gpu, solution.t_update
+        spread = lock_spread(devices, nodes, t_gpu, t_update, float(pieces.add), float(pieces.deposit),
+                             float(pieces.fetch))
+    return solution
+
+
+def _settle(pieces: Pieces, nodes: Any, devices: int, t_gpu: Array, t_update: Array, spread: Any,
+            tolerance: float) -> Solution:
+    """Turn after turn from the given loop times, with what locks add to the barrier (spread, seconds) held."""
+    for turn in range(TURNS):
+        found = _turn(pieces, nodes, devices, t_gpu, t_update, spread)
+        step = max(_change(found.t_gpu, t_gpu), _change(found.t_update, t_update))
+        if step < tolerance:
+            return found
+        part = 1.0 if turn < CALM else 0.5  # the plain iteration settles within a few turns, or swings
+        t_gpu = t_gpu + part * (found.t_gpu - t_gpu)
+        t_update = t_update + part * (found.t_update - t_update)
+    raise RuntimeError(f"predict: expected the loop times to settle, got a change of {step:.1e}")
+
+
+def _turn(pieces: Pieces, nodes: Any, devices: int, t_gpu: Array, t_update: Array, spread: Any) -> Solution:
+    """One evaluation of the sixteen terms for the given loop times."""
+    full = np.minimum(t_update / t_gpu, 1.0)
+    fetch = np.minimum(t_gpu / t_update, 1.0) * pieces.fetch
+    sum_gradient = devices * full * pieces.add - (pieces.add - pieces.take) * (1 - (1 - full) ** devices)
+    barrier = barrier_seconds(devices, nodes, full, pieces.take, pieces.add) + spread
+    gpu = {"lock_weights": wait(pieces.publish, t_update) + (devices - 1) * wait(fetch, t_gpu),
+           "fetch_weights": fetch, "load_image": pieces.load, "deform_image": pieces.deform,
+           "compute_gradient": pieces.compute, "compute_update_val": pieces.update_val,
+           "lock_gradient": wait(sum_gradient / devices, t_update), "update_gradient": pieces.deposit}
+    update = {"lock_gradient": devices * wait(pieces.deposit, t_gpu), "sum_gradient": sum_gradient,
+              "update_old_weights": pieces.old, "add_momentum": pieces.momentum_add,
+              "allreduce": barrier + pieces.reduce, "update_momentum": pieces.momentum,
+              "lock_weights": devices * wait(fetch, t_gpu), "update_weights": pieces.publish}
+    return Solution(gpu, update, sum(gpu.values()) + 0 * t_gpu, sum(update.values()) + 0 * t_update, barrier)
+
+
+def wait(section: Any, turn: Any) -> Any:
+    """Expected wait for a first-come-first-served section that another enters once a `turn` for `section` s.
+
+    Source: Oyama et al. 2016, eq. (7).
+    """
+    return section * section / (2 * turn)
+
+
+def barrier_seconds(devices: int, nodes: Any, full: Any, take: Any, add: Any) -> Any:
+    """Expected wait for the node that has the most GradBufs to sum up: E(max of all nodes) - E(this node).
+
+    full: probability that a GradBuf is full, min(T_Update / T_GPU, 1), so that their number is binomial;
+    take, add: seconds of a node's first full GradBuf and of each further one.
+    Source: Oyama et al. 2016, eq. (8), which is the case take = add = alpha.
+    """
+    full = np.asarray(full, dtype=np.float64)
+    empty_powers = [np.ones_like(full)]
+    for _ in range(devices):
+        empty_powers.append(empty_powers[-1] * (1 - full))
+    seconds, below, full_power = np.zeros_like(full * nodes), np.zeros_like(full), np.ones_like(full)
+    for count in range(devices):
+        below = below + math.comb(devices, count) * full_power * empty_powers[devices - count]
+        seconds = seconds + (add if count else take) * (below - np.exp(nodes * np.log(np.maximum(below, TINY))))
+        full_power = full_power * full
+    return seconds
+
+
+def _change(new: Array, old: Array) -> float:
+    return float(np.max(np.abs(new - old) / np.maximum(new, TINY)))

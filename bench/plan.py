@@ -1,0 +1,157 @@
+"""Choose nodes and sub-batch: all configurations predicted at once, the admissible ranked, why each other lost.
+
+Source: Oyama et al. 2016, planner use case: smallest T_Epoch among those whose mini-batch is near a given one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import UsageError
+from ..engine.layers import NetSpec
+from .loops import solve
+from .machine import Machine
+from .model import gradient_time, memory_bytes, minibatch_mean, pieces_of, staleness_mean
+from .outcome import ILSVRC_IMAGES
+
+Array = np.ndarray
+GIB = 2**30
+ADMISSIBLE, MEMORY, SMALL, LARGE, STALE = range(5)
+REASONS = ("admissible", "memory", "mini-batch too small", "mini-batch too large", "staleness")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a configuration must keep to.
+
+    batch: wanted mean mini-batch, samples, or None; tolerance: by which part of it a mini-batch may differ;
+    staleness: largest mean, updates, or None; memory_bytes: of a device.
+    """
+
+    memory_bytes: float
+    batch: float | None = None
+    tolerance: float = 0.25
+    staleness: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "batch", "staleness"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"plan: {name}: expected a number > 0, got {value:g}")
+        if self.tolerance < 0:
+            raise UsageError(f"plan: tolerance: expected a part >= 0, got {self.tolerance:g}")
+
+    @property
+    def batch_range(self) -> tuple[float, float]:
+        """Smallest and largest admissible mean mini-batch, samples."""
+        if self.batch is None:
+            return 0.0, float("inf")
+        return self.batch * (1 - self.tolerance), self.batch * (1 + self.tolerance)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Every configuration: arrays of shape (nodes, sub-batches), float64.
+
+    nodes (n,), subbatches (b,): whole numbers; t_gpu, t_update, t_epoch: seconds; minibatch: mean samples;
+    staleness: mean updates; memory: bytes of a device; verdict: int, index into REASONS;
+    front: bool, on the Pareto front of the admissible: no other has a shorter epoch with as few nodes.
+    """
+
+    network: str
+    machine: str
+    devices: int
+    limits: Limits
+    nodes: Array
+    subbatches: Array
+    t_gpu: Array
+    t_update: Array
+    t_epoch: Array
+    minibatch: Array
+    staleness: Array
+    memory: Array
+    verdict: Array
+    front: Array
+
+    def ranked(self) -> list[tuple[int, int]]:
+        """Positions of the admissible configurations, shortest epoch first."""
+        rows, columns = np.nonzero(self.verdict == ADMISSIBLE)
+        order = np.argsort(self.t_epoch[rows, columns], kind="stable")
+        return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))
+
+    def reason(self, row: int, column: int) -> str:
+        """Why this configuration is not the plan, in one line; "" for the best."""
+        low, high = self.limits.batch_range
+        size, age = self.minibatch[row, column], self.staleness[row, column]
+        verdict = self.verdict[row, column]
+        if verdict == MEMORY:
+            return f"memory {self.memory[row, column] / GIB:.2f} > {self.limits.memory_bytes / GIB:.2f} GiB"
+        if verdict in (SMALL, LARGE):
+            return f"mini-batch {size:.1f} " + (f"< {low:.1f}" if verdict == SMALL else f"> {high:.1f}")
+        if verdict == STALE:
+            return f"staleness {age:.2f} > {self.limits.staleness:.2f}"
+        behind = self.t_epoch[row, column] / self.shortest - 1
+        return f"epoch {behind:.1%} longer" if behind > 0 else ""
+
+    @cached_property
+    def shortest(self) -> float:
+        """T_Epoch of the best admissible configuration, seconds; inf if there is none."""
+        return float(np.min(self.t_epoch, where=self.verdict == ADMISSIBLE, initial=np.inf))
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON: one list per column, a configuration at each position; "ranked" holds positions."""
+        rows, columns = (grid.ravel() for grid in np.meshgrid(
+            np.arange(len(self.nodes)), np.arange(len(self.subbatches)), indexing="ij"))
+        lists = {name: getattr(self, name)[rows, columns].tolist() for name in (
+            "t_gpu", "t_update", "t_epoch", "minibatch", "staleness", "memory", "front")}
+        cells = {"nodes": self.nodes[rows].tolist(), "subbatch": self.subbatches[columns].tolist()} | lists
+        cells["reason"] = [self.reason(r, c) for r, c in zip(rows.tolist(), columns.tolist(), strict=True)]
+        ranked = [row * len(self.subbatches) + column for row, column in self.ranked()]
+        return {"network": self.network, "machine": self.machine, "devices": self.devices,
+                "limits": vars(self.limits), "ranked": ranked, "configurations": cells}
+
+
+def make_plan(spec: NetSpec, machine: Machine, nodes: Sequence[int], devices: int, subbatches: Sequence[int],
+              limits: Limits, *, images: int = ILSVRC_IMAGES, ranks_per_host: int = 1) -> Plan:
+    """Predict every (nodes, sub-batch) and judge it.
+
+    Raises: UsageError for an empty or non-positive range, or naming a constant that the machine lacks.
+    """
+    for name, values in (("nodes", nodes), ("subbatch", subbatches), ("devices", [devices])):
+        if not len(values) or min(values) < 1:
+            raise UsageError(f"plan: {name}: expected whole numbers >= 1, got {list(values)[:5]}")
+    batch, count = np.array(subbatches), np.array(nodes)
+    compute = gradient_time(spec, machine, batch).total * machine.crowding(devices * ranks_per_host)
+    solution = solve(pieces_of(spec, machine, count[:, None], batch, compute), count[:, None], devices)
+    minibatch = minibatch_mean(count[:, None], devices, batch, solution.t_update / solution.t_gpu)
+    staleness = staleness_mean(solution, devices)
+    memory = np.broadcast_to([memory_bytes(spec, machine, b) for b in batch.tolist()], minibatch.shape)
+    t_epoch = images * solution.t_update / minibatch
+    verdict = _verdict(limits, minibatch, staleness, memory)
+    front = _front(count, t_epoch, verdict == ADMISSIBLE)
+    return Plan(spec.name, machine.name, devices, limits, count, batch, solution.t_gpu, solution.t_update,
+                t_epoch, minibatch, staleness, memory, verdict, front)
+
+
+def _verdict(limits: Limits, minibatch: Array, staleness: Array, memory: Array) -> Array:
+    low, high = limits.batch_range
+    stale = staleness > (np.inf if limits.staleness is None else limits.staleness)
+    return np.select([memory > limits.memory_bytes, minibatch < low, minibatch > high, stale],
+                     [MEMORY, SMALL, LARGE, STALE], ADMISSIBLE)
+
+
+def _front(nodes: Array, t_epoch: Array, admissible: Array) -> Array:
+    """Admissible configurations that no other beats or equals in epoch with as few nodes or fewer."""
+    front = np.zeros(admissible.shape, dtype=bool)
+    epochs = np.where(admissible, t_epoch, np.inf)
+    shortest = np.inf
+    for row in np.argsort(nodes):
+        column = int(np.argmin(epochs[row]))
+        if epochs[row, column] < shortest:
+            front[row, column], shortest = True, epochs[row, column]
+    return front
