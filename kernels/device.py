@@ -163,7 +163,7 @@ def check_matrix(op: str, name: str, array: Array) -> None:
 
 def leading_dimension(array: Array) -> int:
     """Elements from one row of a checked matrix to the next, as BLAS wants it."""
-    return array.strides[0] // 4 if array.shape[0] > 1 else max(1, array.shape[1])
+    return max(1, array.strides[0] // 4 if array.shape[0] > 1 else array.shape[1])
 
 
 def open_device(spec: str = "auto", *, threads: int | None = None, math_mode: str = "fp32") -> Device:

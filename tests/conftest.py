@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(config, items):
     if "gpu" not in (config.getoption("-m") or ""):
         skip = pytest.mark.skip(reason="needs a GPU: make test-gpu")
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
 
 
