@@ -82,16 +82,6 @@ def test_unknown_parameter_types_are_refused(parameter):
         source.parse_signatures(f'extern "C" __global__ void k({parameter}) {{}}')
 
 
-@pytest.mark.parametrize("family", source.families())
-def test_every_kernel_counts_in_64_bits(family):
-    """No size, offset or count of elements is an int: tensors of more than 2^31 elements must work."""
-    switches = {"trans_a", "trans_b", "large", "relu"}
-    signatures = source.signatures(family)
-    assert signatures
-    for signature in signatures.values():
-        assert {p.name for p in signature.parameters if p.ctype == "int" and not p.pointer} <= switches
-
-
 def test_cuda_text_marks_the_lines_of_its_files(kernels):
     (kernels / "part.cuh").write_text("__device__ inline float one() { return 1.f; }\n")
     (kernels / "user.cu").write_text('// first\n#include "part.cuh"\nint third;\n')
