@@ -59,7 +59,10 @@ class RunFolder:
             source.replace_file(self.path / name, (json.dumps(data, indent=2) + "\n").encode())
 
     def log(self, record: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl in one write: a kill leaves whole lines, a part is undone."""
+        """Append a line to metrics.jsonl in one write, of which no part stays when the disk is full.
+
+        A kill between two pages of that write could cut the last line; metrics() and rewind() leave such a one out.
+        """
         line = (json.dumps(record) + "\n").encode()
         with writing(self.path / METRICS):
             handle = os.open(self.path / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -138,7 +141,7 @@ def _curves(records: list[dict[str, Any]], title: str) -> bytes:
     import io
 
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FormatStrFormatter
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     tested = [r for r in records if "top1" in r]
     epochs, last = [r["epoch"] for r in tested], records[-1]["epoch"]
@@ -147,17 +150,19 @@ def _curves(records: list[dict[str, Any]], title: str) -> bytes:
     loss, accuracy = figure.subplots(1, 2)
     loss.plot([r["epoch"] for r in records], [r["loss"] for r in records], color="tab:blue", label="training")
     loss.plot(epochs, [r["test_loss"] for r in tested], "o-", color="tab:orange", label="test")
-    loss.set_yscale("log")
+    if all(r["loss"] > 0 for r in records):
+        loss.set_yscale("log")
+        loss.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        loss.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        loss.yaxis.set_minor_formatter(NullFormatter())
     for key, label, colour in (("top5", "top-5", "tab:gray"), ("top1", "top-1", "tab:green")):
         percents = [100 * r[key] for r in tested]
         label += f": {percents[-1]:.2f}%" if percents else ": not tested yet"
         accuracy.plot(epochs, percents, "o-", color=colour, label=label)
     for axes, label in ((loss, "loss"), (accuracy, "test accuracy [%]")):
         axes.set(xlabel="epoch", ylabel=label, xlim=(0, last * 1.02))
-        axes.grid(alpha=0.3, which="both")
+        axes.grid(alpha=0.3)
         axes.legend()
-    loss.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    loss.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
