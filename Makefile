@@ -1,0 +1,53 @@
+# make train: environment, install, train CNN-A on real digits.   make test: all tests.   make help: the rest.
+# Needs Python 3.11 or later and a C++ compiler; everything else goes into .venv.
+SHELL := bash
+BIN := .venv/bin
+FIND_PYTHON := for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done
+TRAIN := cnn-a --data digits --image-size 28 --epochs 4 --out runs/train
+ARGS :=
+
+.PHONY: help train test lint check sanitize nvrtc bench test-gpu clean
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+.venv/bin/python:
+	@python=$$($(FIND_PYTHON)); [ "$$python" ] || { echo "make: expected Python 3.11 or later with venv, got none"; exit 1; }; \
+	$$python -m venv .venv
+
+# A stamp for each set of extras, renewed when setup.cfg changes.
+.venv/with-%: setup.cfg | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+train: .venv/with-data  ## train CNN-A on 5,000 real digits (ARGS="--epochs 8" adds options)
+	$(BIN)/sprint train $(TRAIN) $(ARGS)
+
+test: .venv/with-test  ## all tests (ARGS="-k pool" chooses)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/with-test  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy kernels engine distributed bench __main__.py
+
+check: lint  ## lint, types, NVRTC for one GPU, fast tests
+	$(BIN)/python -m sprint.kernels.nvrtc --arch 80
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# Memory faults do not depend on the order of threads, so each block size runs in one order.
+sanitize: .venv/with-test  ## kernels under AddressSanitizer and UBSan
+	$(BIN)/python tests/sanitize.py -m pytest --sanitize tests/kernels \
+		-k "simt-32-shuffle or simt-128-forward or simt-256-reverse" $(ARGS)
+
+nvrtc: .venv/with-test  ## compile every kernel for sm_75, 80, 90, 100; no GPU needed
+	$(BIN)/python -m sprint.kernels.nvrtc $(ARGS)
+
+bench: .venv/with-test  ## time the kernels on this machine
+	$(BIN)/sprint bench kernels $(ARGS)
+
+test-gpu: .venv/with-test .venv/with-cuda12  ## kernels and a short training on a GPU against the host, then timings
+	$(BIN)/python -m pytest -m gpu tests --timeout 280 -p no:cacheprovider $(ARGS)
+
+clean:  ## remove what make and the tools have made, except runs/
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
