@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..kernels.conv_choice import CHOICES
 from . import checkpoint, schedule
 from .checkpoint import Checkpoint
@@ -74,7 +76,7 @@ class Trainer:
                 if time.perf_counter() - self.saved_at > SAVE_SECONDS:
                     self.save()
             self.save()
-            if self.finished and score is None:
+            if self.finished and score is None and not interrupt.asked:
                 score = self.test(interrupt)
         self.folder.draw_curves(f"{self.config.net} on {self.config.data}")
         if score is None:
@@ -107,7 +109,8 @@ class Trainer:
     def advance(self, lr: float) -> None:
         """Make one update. Raises RuntimeError when the loss is no number any more."""
         begin = time.perf_counter()
-        loss_sum, samples = self.updates.step(self.step, lr)
+        with np.errstate(over="ignore", invalid="ignore"):  # a diverging run gets one line, below
+            loss_sum, samples = self.updates.step(self.step, lr)
         self.meter.add(loss_sum, samples, time.perf_counter() - begin)
         self.step += 1
         self.report.step(self.step)
