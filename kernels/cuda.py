@@ -233,6 +233,19 @@ class CudaDevice:
         with self._active("synchronize"):
             self._stream.synchronize()
 
+    def mark(self) -> Any:
+        """An event queued behind all work so far."""
+        with self._active("mark"):
+            event = self._cupy.cuda.Event()
+            event.record(self._stream)
+            return event
+
+    def elapsed_ms(self, first: Any, last: Any) -> float:
+        """Milliseconds of the GPU between two marks; waits for the last."""
+        with self._active("elapsed_ms"):
+            last.synchronize()
+            return self._cupy.cuda.get_elapsed_time(first, last)
+
     def memory(self) -> Memory:
         """Free bytes (those that CuPy's pool keeps counted in) and all bytes of the GPU."""
         with self._active("memory"):

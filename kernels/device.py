@@ -77,7 +77,10 @@ class Memory:
 
 
 class Device(Protocol):
-    """A place where kernels run. Work is queued in order; `synchronize` and `download` wait for it."""
+    """A place where kernels run. Work is queued in order; `synchronize` and `download` wait for it.
+
+    `mark` queues a mark behind the work so far; `elapsed_ms` waits for the second of two and gives the time between.
+    """
 
     name: str
     kind: Literal["host", "cuda"]
@@ -93,6 +96,8 @@ class Device(Protocol):
     def sgemm(self, a: Array, b: Array, c: Array, *, trans_a: bool = False, trans_b: bool = False,
               alpha: float = 1.0, beta: float = 0.0) -> None: ...
     def synchronize(self) -> None: ...
+    def mark(self) -> Any: ...
+    def elapsed_ms(self, first: Any, last: Any) -> float: ...
     def memory(self) -> Memory: ...
     def describe(self) -> str: ...
 

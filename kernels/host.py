@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +93,14 @@ class HostDevice:
 
     def synchronize(self) -> None:
         """Host launches end before they return, so there is nothing to wait for."""
+
+    def mark(self) -> float:
+        """A moment behind all work so far."""
+        return time.perf_counter()
+
+    def elapsed_ms(self, first: float, last: float) -> float:
+        """Milliseconds between two marks."""
+        return 1e3 * (last - first)
 
     def memory(self) -> Memory:
         """Available and total bytes, the cgroup's limit counted in."""

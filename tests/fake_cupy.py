@@ -10,6 +10,7 @@ import ctypes
 import re
 import sys
 import threading
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -100,14 +101,25 @@ class Stream:
 
 class Event:
     def __init__(self, disable_timing=False):
-        self.stream, self.position = None, 0
+        self.stream, self.position, self.timed, self.reached_s = None, 0, not disable_timing, None
 
     def record(self, stream):
+        self.reached_s = None
+        stream.queue(self.reach)
         self.stream, self.position = stream, len(stream.work)
+
+    def reach(self):
+        self.reached_s = time.perf_counter()
 
     def synchronize(self):
         if self.stream:
             self.stream.run(self.position)
+
+
+def get_elapsed_time(first, last):
+    if not (first.timed and last.timed) or first.reached_s is None or last.reached_s is None:
+        raise CUDARuntimeError("cudaErrorNotReady: device not ready")
+    return 1e3 * (last.reached_s - first.reached_s)
 
 
 class RawKernel:
@@ -221,7 +233,7 @@ def install(monkeypatch, devices=2):
     cupy.ndarray, cupy.RawModule, cupy.empty, cupy.zeros = ndarray, RawModule, FAKE.empty, FAKE.zeros
     cupy.get_default_memory_pool = lambda: SimpleNamespace(free_bytes=lambda: 1 << 20)
     cupy.cuda = SimpleNamespace(
-        Stream=Stream, Event=Event, alloc_pinned_memory=bytearray,
+        Stream=Stream, Event=Event, get_elapsed_time=get_elapsed_time, alloc_pinned_memory=bytearray,
         driver=SimpleNamespace(CUDADriverError=CUDARuntimeError),
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         compiler=SimpleNamespace(CompileException=CompileException),
