@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from . import __version__
+from .bench import commands_model
 from .engine.config import TrainConfig, flag
 from .engine.errors import UsageError
 
@@ -108,6 +109,19 @@ def nets(
     from .engine import listing
 
     listing.show(name, image_size, width, classes, subbatch, as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine has of what sprint can use, and the cure for what is missing."""
+    from .bench.doctor import doctor
+
+    if not doctor(as_json):
+        raise typer.Exit(1)
+
+
+for command in (commands_model.predict, commands_model.plan, commands_model.simulate):
+    app.command()(command)
 
 
 def run(arguments: list[str]) -> int:

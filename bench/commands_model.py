@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ..engine.errors import UsageError
-from .outcome import ILSVRC_IMAGES
+from . import ILSVRC_IMAGES
 
 T = TypeVar("T")
 Net = Annotated[str, typer.Argument(metavar="NET", help="Network by name: cnn-a, cnn-b, cnn-c, lenet, mlp.")]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import UsageError
+from . import ILSVRC_IMAGES
 
-ILSVRC_IMAGES = 1_281_167
 GPU_TERMS = ("lock_weights", "fetch_weights", "load_image", "deform_image", "compute_gradient",
              "compute_update_val", "lock_gradient", "update_gradient")
 UPDATE_TERMS = ("lock_gradient", "sum_gradient", "update_old_weights", "add_momentum", "allreduce",
