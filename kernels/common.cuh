@@ -2,6 +2,11 @@
 //
 //   GRID_STRIDE_LOOP(i, n)         i = 0..n-1, independent items
 //   ROW_LOOP(row, i, rows, cols)   the same over a rows x cols matrix; what depends on `row` alone is hoisted
+//   RUN_LOOP(row, run, rows, cols) the same, but a thread has a run of neighbouring items: one on CUDA, up to RUN on the
+//                                  host, so that loops over taps or rows stay outside of those that vectorise
+//   EACH_LINE(line, run, length)   where a row is made of lines of `length` items: the lines that the run touches
+//   EACH(i, run, lo, hi)           the items of the run in [lo, hi); what belongs to item i alone is kept in
+//                                  local[i - run.begin] of an array local[RUN]
 //   BLOCK_ROWS(row, rows)          one block works on one row at a time
 //   BLOCK_STRIDE(i, n)             the threads of a block share the items of a row
 //   SIMD_SUM(s) / SIMD_MAX(m)      before a BLOCK_STRIDE: s or m is a reduction (a hint for the host compiler)
@@ -25,6 +30,16 @@ typedef long long i64;
   for (i64 flat_ = (i64)blockIdx.x * blockDim.x + threadIdx.x, total_ = (i64)(rows) * (cols); flat_ < total_; \
        flat_ += (i64)gridDim.x * blockDim.x)                                                              \
     if (const i64 row = flat_ / (cols), i = flat_ - row * (cols); true)
+struct Run {
+  i64 begin;
+};
+#define RUN 1
+#define RUN_LOOP(row, run, rows, cols) \
+  ROW_LOOP(row, run##_begin, rows, cols) if (const Run run{run##_begin}; true)
+#define EACH_LINE(line, run, length) if (const i64 line = run.begin / (length); true)
+#define EACH(i, run, lo, hi)                                    \
+  if (const i64 i = run.begin; i < (lo) || i >= (hi)) { \
+  } else  // so that an else behind the statement is not taken for this if's
 #define BLOCK_ROWS(row, rows) for (i64 row = blockIdx.x; row < (rows); row += gridDim.x)
 #define BLOCK_STRIDE(i, n) for (i64 i = threadIdx.x; i < (n); i += blockDim.x)
 #define SIMD_SUM(s)

@@ -20,10 +20,10 @@ static inline RowSpan row_span(long long flat, long long end, long long cols) {
 // The items are independent (common.cuh says so), hence ivdep: an output may be an input, in place, and still vectorise.
 #define SPRINT_PRAGMA(text) _Pragma(#text)
 #define INDEPENDENT SPRINT_PRAGMA(GCC ivdep)
-#define GRID_STRIDE_LOOP(i, n)                                                     \
-  INDEPENDENT for (i64 i = range_begin((n), sprint_block, sprint_grid),                        \
-           i##_end = range_begin((n), sprint_block + 1, sprint_grid);              \
-       i < i##_end; ++i)
+#define GRID_STRIDE_LOOP(i, n)                                          \
+  INDEPENDENT for (i64 i = range_begin((n), sprint_block, sprint_grid), \
+                   i##_end = range_begin((n), sprint_block + 1, sprint_grid); \
+                   i < i##_end; ++i)
 #define ROW_LOOP(row_, i, rows, cols)                                              \
   for (i64 total_ = (i64)(rows) * (cols), flat_ = range_begin(total_, sprint_block, sprint_grid), \
            end_ = range_begin(total_, sprint_block + 1, sprint_grid);              \
@@ -31,6 +31,16 @@ static inline RowSpan row_span(long long flat, long long end, long long cols) {
     if (RowSpan span_ = row_span(flat_, end_, (cols)); true)                       \
       if (const i64 row_ = span_.row; flat_ += span_.end - span_.begin, true)      \
         INDEPENDENT for (i64 i = span_.begin; i < span_.end; ++i)
+#define RUN 1024
+#define RUN_LOOP(row_, run, rows, cols)                                                           \
+  for (i64 total_ = (i64)(rows) * (cols), flat_ = range_begin(total_, sprint_block, sprint_grid), \
+           end_ = range_begin(total_, sprint_block + 1, sprint_grid);                             \
+       flat_ < end_;)                                                                             \
+    if (const RowSpan run = row_span(flat_, min(end_, flat_ + RUN), (cols)); true)                \
+      if (const i64 row_ = run.row; flat_ += run.end - run.begin, true)
+#define EACH_LINE(line, run, length) for (i64 line = run.begin / (length); line * (length) < run.end; ++line)
+#define EACH(i, run, lo, hi) \
+  INDEPENDENT for (i64 i = max((i64)(lo), run.begin), i##_end = min((i64)(hi), run.end); i < i##_end; ++i)
 #define BLOCK_ROWS(row, rows)                                                      \
   for (i64 row = range_begin((rows), sprint_block, sprint_grid),                   \
            row##_end = range_begin((rows), sprint_block + 1, sprint_grid);         \

@@ -1,40 +1,54 @@
 // Columns of a convolution: col(C*R*S, N*P*Q) from x(C,N,H,W), and its transpose, the gather that sums columns into dx.
 // A call works on the images first .. first+count-1 of x, so that a limited workspace can hold part of a sub-batch.
 
+// a / b rounded up and kept within 0..most: how many steps of b, from 0 on, stay below a.
+__device__ inline i64 steps_below(i64 a, i64 b, i64 most) { return a <= 0 ? 0 : min((a - 1) / b + 1, most); }
+
+// A line of columns is a line of x seen through one tap (r,s): zeros where it is left of x, the line, zeros right of x.
 extern "C" __global__ void im2col(const float* __restrict__ x, float* __restrict__ col, i64 C, i64 N, i64 H, i64 W, i64 R,
                                   i64 S, i64 P, i64 Q, i64 sh, i64 sw, i64 ph, i64 pw, i64 first, i64 count) {
-  const bool inside_always = pw == 0;  // Q is such that without padding no column leaves x
-  ROW_LOOP(row, q, C * R * S * count * P, Q) {
-    const i64 p = row % P, n = row / P % count, tap = row / P / count;
-    const i64 s = tap % S, r = tap / S % R, c = tap / S / R;
-    const i64 h = p * sh - ph + r, w0 = s - pw;
-    const float* line = x + ((c * N + first + n) * H + h) * W + w0;
-    float* out = col + row * Q;
-    if (h < 0 || h >= H)
-      out[q] = 0.f;
-    else if (inside_always)
-      out[q] = sw == 1 ? line[q] : line[q * sw];
-    else
-      out[q] = w0 + q * sw >= 0 && w0 + q * sw < W ? line[q * sw] : 0.f;
+  RUN_LOOP(row, run, C * R * S, count * P * Q) {
+    const i64 s = row % S, r = row / S % R, c = row / S / R;
+    const i64 left = steps_below(pw - s, sw, Q), right = steps_below(W + pw - s, sw, Q);
+    float* out = col + row * count * P * Q;
+    EACH_LINE(line, run, Q) {
+      const i64 n = line / P, h = (line - n * P) * sh - ph + r, q0 = line * Q;
+      const bool inside = h >= 0 && h < H;
+      const i64 begin = q0 + (inside ? left : Q), end = q0 + (inside ? right : Q);
+      const float* seen = x + ((c * N + first + n) * H + h) * W + s - pw;
+      EACH(i, run, q0, begin) out[i] = 0.f;
+      if (sw == 1)
+        EACH(i, run, begin, end) out[i] = seen[i - q0];
+      else
+        EACH(i, run, begin, end) out[i] = seen[(i - q0) * sw];
+      EACH(i, run, end, q0 + Q) out[i] = 0.f;
+    }
   }
 }
 
-// dx[c,n,h,w] = sum over the taps (r,s) whose output position (p,q) is whole and inside. A gather: no atomics, so equal
-// bytes every run.
+// dx[h,w] = sum over the taps (r,s) that saw it, in fixed order: no atomics, so equal bytes every run. Item t of a line
+// stands for the sw elements w = t*sw + u - pw; equal u are seen by the same taps s = u, u+sw, ... at q = t, t-1, ...
 extern "C" __global__ void col2im(const float* __restrict__ col, float* __restrict__ dx, i64 C, i64 N, i64 H, i64 W, i64 R,
                                   i64 S, i64 P, i64 Q, i64 sh, i64 sw, i64 ph, i64 pw, i64 first, i64 count) {
-  ROW_LOOP(row, w, C * count * H, W) {
-    const i64 h = row % H, n = row / H % count, c = row / H / count;
-    float sum = 0.f;
-    for (i64 r = 0; r < R; ++r) {
-      const i64 ps = h + ph - r;
-      if (ps < 0 || ps % sh != 0 || ps / sh >= P) continue;
-      for (i64 s = 0; s < S; ++s) {
-        const i64 qs = w + pw - s;
-        if (qs < 0 || qs % sw != 0 || qs / sw >= Q) continue;
-        sum += col[((((c * R + r) * S + s) * count + n) * P + ps / sh) * Q + qs / sw];
+  const i64 T = (W + pw - 1) / sw + 1;
+  RUN_LOOP(c, run, C, count * H * T) {
+    EACH_LINE(line, run, T) {
+      const i64 n = line / H, h = line - n * H + ph, t0 = line * T;
+      float* out = dx + ((c * N + first) * H + line) * W - pw;
+      for (i64 u = 0; u < sw; ++u) {
+        float sum[RUN];
+        EACH(i, run, t0, t0 + T) sum[i - run.begin] = 0.f;
+        for (i64 p = min(h / sh, P - 1); p >= 0 && h - p * sh < R; --p)
+          for (i64 s = u, q0 = t0; s < S; s += sw, ++q0) {
+            const float* seen = col + ((((c * R + h - p * sh) * S + s) * count + n) * P + p) * Q;
+            EACH(i, run, q0, min(q0 + Q, t0 + T)) sum[i - run.begin] += seen[i - q0];
+          }
+        const i64 begin = t0 + steps_below(pw - u, sw, T), end = t0 + steps_below(W + pw - u, sw, T);
+        if (sw == 1)
+          EACH(i, run, begin, end) out[i - t0] = sum[i - run.begin];
+        else
+          EACH(i, run, begin, end) out[(i - t0) * sw + u] = sum[i - run.begin];
       }
     }
-    dx[((c * N + first + n) * H + h) * W + w] = sum;
   }
 }

@@ -24,7 +24,8 @@ def col2im(device: Device, col: Array, dx: Array, shape: ConvShape, first: int =
     Raises ValueError when the shapes do not belong together.
     """
     count = _images(dx, col, shape, first)
-    work = elements(shape.C * count * shape.H * shape.W)
+    items = -(-(shape.W + shape.pad[1]) // shape.stride[1])  # of a line; each stands for `stride` elements
+    work = elements(shape.C * count * shape.H * items)
     device.launch("im2col", "col2im", work, col, dx, *_extents(shape), first, count)
 
 

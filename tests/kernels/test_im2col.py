@@ -128,11 +128,11 @@ def test_more_elements_than_32_bits_hold():
     assert shape.rows * shape.columns == 2_147_942_400 > 2**31
     planner = Planner()
     x, col = virtual(shape.x), virtual((shape.rows, shape.columns))
-    for op, arrays, count in ((ops.im2col, (x, col), col.size), (ops.col2im, (col, x), x.size)):
+    for op, arrays in ((ops.im2col, (x, col)), (ops.col2im, (col, x))):
         op(planner, *arrays, shape)
-        assert planner.work.count == count
+        assert planner.work.count >= arrays[1].size
         (blocks, *ones), (threads, *_) = plan_launch(planner.work)
-        assert blocks * threads >= count and ones == [1, 1]
+        assert blocks * threads >= planner.work.count and ones == [1, 1]
         assert plan_ranges(planner.work, 2) > 1
         assert {p.ctype for p in planner.parameters if not p.pointer} == {"i64"}
 
