@@ -10,17 +10,20 @@ from .conv_shape import expect_shape
 from .device import Array, Device, elements
 
 
-def scale(device: Device, x: Array, a: float) -> None:
-    """x *= a in place. x float32 of any shape. Raises ValueError when a is not finite."""
-    _check("scale", a=(a, -math.inf, math.inf))
-    device.launch("update", "scale", elements(x.size), x, a, x.size)
+def scale(device: Device, x: Array, alpha: float) -> None:
+    """x *= alpha in place. x float32 of any shape. Raises ValueError when alpha is not finite."""
+    _check("scale", alpha=(alpha, -math.inf, math.inf))
+    device.launch("update", "scale", elements(x.size), x, alpha, x.size)
 
 
-def axpy(device: Device, a: float, x: Array, y: Array) -> None:
-    """y += a x. x, y: equal shapes, float32. Raises ValueError when the shapes differ or a is not finite."""
-    _check("axpy", a=(a, -math.inf, math.inf))
+def axpy(device: Device, alpha: float, x: Array, y: Array) -> None:
+    """y += alpha x.
+
+    x, y: equal shapes, float32. Raises ValueError when the shapes differ or alpha is not finite.
+    """
+    _check("axpy", alpha=(alpha, -math.inf, math.inf))
     expect_shape("axpy", y=(y.shape, x.shape))
-    device.launch("update", "axpy", elements(x.size), a, x, y, x.size)
+    device.launch("update", "axpy", elements(x.size), alpha, x, y, x.size)
 
 
 def sgd(device: Device, w: Array, g: Array, lr: float, weight_decay: float = 0.0) -> None:
