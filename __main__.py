@@ -135,7 +135,9 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (KeyboardInterrupt, typer.Abort, CommandLineError, *EXPECTED) as error:
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except (CommandLineError, *EXPECTED) as error:
         if debug:
             raise
         code, message = _explain(error)
@@ -143,10 +145,8 @@ def run(arguments: list[str]) -> int:
         return code
 
 
-def _explain(error: BaseException) -> tuple[int, str]:
+def _explain(error: Exception) -> tuple[int, str]:
     """Exit code and message of an expected failure."""
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return 130, "stopped"
     if isinstance(error, CommandLineError):
         return 2, _mistyped(error)
     if isinstance(error, OSError) and error.filename and error.strerror:

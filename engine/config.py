@@ -30,7 +30,7 @@ class TrainConfig:
 
     net: str = field(metadata={"essential": True})
 
-    data: str = _option("digits", DATA, "digits, mnist, cifar10, cifar100, folder, list, synthetic",
+    data: str = _option("digits", DATA, "digits, mnist, idx, cifar10, cifar100, folder, list, synthetic",
                         essential=True)
     data_dir: str | None = _option(None, DATA, "Folder of the data set", local=True)
     classes: int | None = _option(None, DATA, "Classes of synthetic or list (default: 1000, or as found)",
