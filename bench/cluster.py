@@ -55,12 +55,12 @@ class Node:
 class Tally:
     """Sums over the turns after the warm-up of `skip` updates: seconds by term, and what the updates held."""
 
-    def __init__(self, updates: int, skip: int) -> None:
-        self.skip = skip
+    def __init__(self, skip: int, updates: int) -> None:
+        self.skip, self.last = skip, skip + updates
         self.gpu = {"lock_weights": 0.0, "fetch_weights": 0.0, "compute_gradient": 0.0, "lock_gradient": 0.0}
         self.update = {"lock_gradient": 0.0, "sum_gradient": 0.0, "barrier": 0.0, "lock_weights": 0.0}
         self.gpu_turns = self.update_turns = 0
-        self.gradients = np.zeros(updates + 1, dtype=np.int64)  # by update
+        self.gradients = np.zeros(self.last + 1, dtype=np.int64)  # by update
         self.staleness: Counter[int] = Counter()
         self.moments: list[float] = []  # at which each update's nodes were all there
 
@@ -97,19 +97,20 @@ class Cluster:
     """All nodes, their threads and the Allreduce between them.
 
     pieces_for: number of nodes alive -> Pieces (floats); computes: seconds of ComputeGradient, one a turn;
-    slow: node -> how many times longer its gradients take; updates: how many to play after the warm-up.
+    slow: node -> how many times longer its gradients take; skip, updates: how many updates to play as a warm-up
+    and then to count.
     """
 
     def __init__(self, config: Config, pieces_for: Callable[[int], Pieces], computes: Iterator[float],
-                 slow: Mapping[int, float], updates: int) -> None:
+                 slow: Mapping[int, float], skip: int, updates: int) -> None:
         import simpy
 
         self.env = simpy.Environment()
-        self.pieces_for, self.computes, self.updates = pieces_for, computes, updates
+        self.pieces_for, self.computes = pieces_for, computes
         self.members = config.nodes
         self.pieces = pieces_for(self.members)
         self.nodes = [Node(self.env, n, config.devices, slow.get(n, 1.0)) for n in range(config.nodes)]
-        self.tally = Tally(updates, updates // 10)
+        self.tally = Tally(skip, updates)
         self.waiting: set[int] = set()
         self.meeting, self.finished = self.env.event(), self.env.event()
 
@@ -198,7 +199,7 @@ class Cluster:
         self.waiting.clear()
         self.tally.moments.append(self.env.now)
         meeting.succeed()
-        if len(self.tally.moments) > self.updates:
+        if len(self.tally.moments) > self.tally.last:
             self.finished.succeed()
 
     def _death(self, node: Node, second: float, detect_s: float) -> Generator[Any, Any, None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.errors import UsageError
 from .spread import lock_spread
 
 Array = np.ndarray
@@ -65,12 +66,13 @@ def solve(pieces: Pieces, nodes: Any, devices: int) -> Solution:
     """The fixed point of the two sums, which contain each other.
 
     nodes: a number or an array that broadcasts with the pieces; the answers have the broadcast shape.
-    Raises: RuntimeError where it does not settle.
+    Raises: UsageError where a turn takes no time, RuntimeError where the iteration does not settle.
     Source: Oyama et al. 2016, table of terms; the iteration and what locks add to the barrier are ours.
     """
     turns = np.broadcast_arrays(pieces.free_gpu_turn, pieces.free_update_turn, nodes)
     t_gpu, t_update = (np.array(turn, dtype=np.float64) for turn in turns[:2])
-    t_update = np.maximum(t_update, ROUNDS[-1] * t_gpu)  # a machine with free updates would divide by zero
+    if not (np.all(t_gpu > 0) and np.all(t_update > 0)):
+        raise UsageError("predict: expected a gradient and an update that take time, got 0 s")
     spread: Any = 0.0
     for tolerance in ROUNDS:
         solution = _settle(pieces, nodes, devices, t_gpu, t_update, spread, tolerance)
@@ -135,7 +137,7 @@ def barrier_seconds(devices: int, nodes: Any, full: Any, take: Any, add: Any) ->
         below = below + math.comb(devices, count) * full_power * empty_powers[devices - count]
         seconds = seconds + (add if count else take) * (below - np.exp(nodes * np.log(np.maximum(below, TINY))))
         full_power = full_power * full
-    return seconds
+    return np.maximum(seconds, 0.0)
 
 
 def _change(new: Array, old: Array) -> float:

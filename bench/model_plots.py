@@ -53,8 +53,7 @@ def _heat_map(figure: Any, axis: Any, plan: Plan, values: np.ndarray, title: tup
     bar = figure.colorbar(mesh, ax=axis, label=title[1], ticks=LogLocator(subs=(1, 2, 5)), format="{x:g}")
     bar.ax.yaxis.set_minor_locator(NullLocator())
     if np.any(plan.verdict == MEMORY):
-        axis.contourf(plan.nodes, plan.subbatches, (plan.verdict == MEMORY).T.astype(float), levels=[0.5, 1.5],
-                      colors="none", hatches=["xx"])
+        axis.pcolor(*edges, np.ma.masked_where(plan.verdict != MEMORY, values).T, hatch="xx", alpha=0)
     _mark(axis, plan)
     axis.set(xlabel="nodes", ylabel="sub-batch (samples)", title=title[0])
 

@@ -14,6 +14,7 @@ from .outcome import GPU_TERMS, UPDATE_TERMS, Outcome
 from .plan import ADMISSIBLE, GIB, REASONS, Plan
 
 PAST = {"predict": "predicted", "simulate": "simulated", "measure": "measured"}
+MOST_ERROR = 10.0  # of a term so small that its error says nothing
 UNITS_OF_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
@@ -80,7 +81,8 @@ def _last(values: list[float], outcomes: list[Outcome], loop: str) -> str:
 def _error(values: list[float]) -> str:
     if len(values) < 2 or not values[1]:
         return ""
-    return f"{values[0] / values[1] - 1:+.1%}"
+    error = values[0] / values[1] - 1
+    return f"{error:+.1%}" if error < MOST_ERROR else f"> +{MOST_ERROR:.0%}"
 
 
 def _results(outcomes: list[Outcome]) -> RenderableType:

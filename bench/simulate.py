@@ -6,6 +6,7 @@ formulas only approximate come out by counting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ import numpy as np
 from ..engine.errors import UsageError
 from ..engine.layers import NetSpec
 from .cluster import Cluster, Tally
-from .loops import Pieces
+from .loops import Pieces, solve
 from .machine import Machine
 from .model import gradient_time, memory_bytes, pieces_of
 from .outcome import Config, Distribution, Outcome
@@ -57,10 +58,11 @@ class Weather:
 
 def simulate(spec: NetSpec, machine: Machine, config: Config, weather: Weather, *, updates: int = 200,
              seed: int = 0) -> Outcome:
-    """Play `updates` updates after a warm-up of a tenth as many, and count.
+    """Play a warm-up of three turns of the GPU threads or more, then `updates` updates, and count.
 
     The GPU threads begin at random moments of a turn, for a run forgets that all began together.
-    Raises: UsageError naming a constant that the machine lacks, or what does not fit in the weather.
+    Raises: UsageError naming a constant that the machine lacks, what does not fit in the weather, or updates
+    too few for any gradient to arrive.
     """
     if updates < LEAST_UPDATES:
         raise UsageError(f"simulate: updates: expected >= {LEAST_UPDATES}, got {updates}")
@@ -74,9 +76,13 @@ def simulate(spec: NetSpec, machine: Machine, config: Config, weather: Weather, 
 
     random = np.random.default_rng(seed)
     first = pieces_for(config.nodes)
-    starts = random.uniform(0, first.free_gpu_turn, (config.nodes, config.devices))
-    cluster = Cluster(config, pieces_for, _computes(compute, weather, random), weather.slow, updates)
+    smooth = solve(first, config.nodes, config.devices)
+    skip = max(updates // 10, math.ceil(3 * smooth.t_gpu / smooth.t_update))
+    starts = random.uniform(0, float(smooth.t_gpu), (config.nodes, config.devices))
+    cluster = Cluster(config, pieces_for, _computes(compute, weather, random), weather.slow, skip, updates)
     tally = cluster.run(starts, weather.deaths, weather.detect_s)
+    if not tally.staleness:
+        raise UsageError(f"simulate: updates: expected enough for a gradient to arrive, got {updates}")
     return _outcome(tally, first, spec, machine, config)
 
 
@@ -93,8 +99,8 @@ def _computes(compute: float, weather: Weather, random: np.random.Generator) -> 
 
 def _outcome(tally: Tally, pieces: Pieces, spec: NetSpec, machine: Machine, config: Config) -> Outcome:
     """The counts in the form that predictions have. Pieces that nothing disturbs keep their given length."""
-    gpu = {name: total / max(tally.gpu_turns, 1) for name, total in tally.gpu.items()}
-    update = {name: total / max(tally.update_turns, 1) for name, total in tally.update.items()}
+    gpu = {name: total / tally.gpu_turns for name, total in tally.gpu.items()}
+    update = {name: total / tally.update_turns for name, total in tally.update.items()}
     barrier = update.pop("barrier")
     gpu_terms = {
         "lock_weights": gpu["lock_weights"], "fetch_weights": gpu["fetch_weights"], "load_image": pieces.load,

@@ -1,0 +1,155 @@
+"""The machine file: read back as written, every fault in one line that names the field, every value with a source."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from sprint.bench.machine import MACHINES, load_machine, machine_names, read_machine
+from sprint.engine.errors import UsageError
+
+
+def spoilt(data, path, value):
+    """data with the dotted field replaced (or removed if value is None)."""
+    *way, last = path.split("/")
+    inner = data
+    for key in way:
+        inner = inner[key]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    return data
+
+
+FAULTS = [
+    ("schema", 2, "schema: expected 1, got 2"),
+    ("name", None, "name: expected a text, got nothing"),
+    ("kernels/im2col/alpha", None, "kernels.im2col.alpha: expected a number >= 0, got nothing"),
+    ("kernels/im2col/alpha", -1e-9, "kernels.im2col.alpha: expected a number >= 0, got -1e-09"),
+    ("kernels/im2col/beta", "1e-6", "kernels.im2col.beta: expected a number >= 0, got '1e-6'"),
+    ("kernels/im2col/alpha", True, "kernels.im2col.alpha: expected a number >= 0, got True"),
+    ("kernels/im2col/alpha", float("nan"), "kernels.im2col.alpha: expected a number >= 0, got nan"),
+    ("kernels/im2col", 3e-9, "kernels.im2col: expected an object, got 3e-09"),
+    ("kernels/im2col/gamma", 1.0, "kernels.im2col.gamma: expected no such field, got 1.0"),
+    ("steps/fetch_weights", None, "steps.fetch_weights: expected an object, got nothing"),
+    ("steps/fetch_wieghts", {"alpha": 1}, "steps.fetch_wieghts: expected no such field"),
+    ("allreduce/beta", None, "allreduce.beta: expected a number >= 0, got nothing"),
+    ("device/memory_bytes", 0, "device.memory_bytes: expected a whole number >= 1, got 0"),
+    ("device/per_node", 1.5, "device.per_node: expected a whole number >= 1, got 1.5"),
+    ("device/kind", "tpu", "device.kind: expected one of host, cuda, got 'tpu'"),
+    ("conv", "winograd", "conv: expected one of explicit, implicit, auto, got 'winograd'"),
+    ("gemm/sgemm/efficiency", 0, "gemm.sgemm.efficiency: expected a number > 0, got 0"),
+    ("gemm/sgemm/tile", [64], "gemm.sgemm.tile: expected [rows, columns], got [64.0]"),
+    ("contention", {"two": 1.5}, "contention.two: expected a count of busy devices as key, got 'two'"),
+    ("contention", {"2": 0}, "contention.2: expected a number > 0, got 0"),
+    ("sources", {"device": 1}, "sources.device: expected a text, got 1"),
+    ("speed", 1.0, "speed: expected no such field, got 1.0"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), FAULTS)
+def test_each_fault_names_its_field_in_one_line(toy_data, path, value, message):
+    with pytest.raises(UsageError) as error:
+        read_machine(spoilt(toy_data, path, value), "toy.json")
+    assert str(error.value).startswith(f"machine toy.json: {message}")
+    assert "\n" not in str(error.value)
+
+
+TABLE_FAULTS = [
+    ("m", [8, 4], "m: expected ascending grid lines, got [8.0, 4.0]"),
+    ("m", [], "m: expected a list of numbers > 0, got []"),
+    ("n", [0, 2], "n: expected a list of numbers > 0, got [0, 2]"),
+    ("seconds", [[[1.0, 2.0]]], "seconds: expected shape (2, 2, 1), got (1, 1, 2)"),
+    ("seconds", [[[1.0], [2.0]], [[3.0], [-4.0]]], "seconds: expected times > 0"),
+    ("seconds", [[[None], [None]], [[None], [None]]], "seconds: expected times > 0"),
+    ("seconds", [[[1.0], ["x"]], [[3.0], [4.0]]], "seconds: expected numbers or null"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), TABLE_FAULTS)
+def test_each_fault_of_a_gemm_grid_names_its_field(toy_data, field, value, message):
+    grid = {"m": [4, 8], "n": [1, 2], "k": [16], "seconds": [[[1.0], [2.0]], [[3.0], [4.0]]]}
+    toy_data["gemm"] = {"sgemm.nt": grid | {field: value}}
+    with pytest.raises(UsageError) as error:
+        read_machine(toy_data, "toy.json")
+    assert str(error.value).startswith(f"machine toy.json: gemm.sgemm.nt.{message}")
+
+
+def test_the_whole_file_must_be_an_object():
+    with pytest.raises(UsageError, match=r"^machine x\.json: file: expected an object, got \[1\]$"):
+        read_machine([1], "x.json")
+
+
+def test_a_saved_machine_reads_back_the_same(tmp_path, toy_data):
+    toy_data["gemm"]["sgemm.nt"] = {"m": [4, 8], "n": [1, 2], "k": [16],
+                                    "seconds": [[[1.0], [None]], [[3.0], [4.0]]], "residual": 0.1}
+    toy_data |= {"contention": {"2": 1.5}, "jitter": 0.03, "sources": {"device": "estimate"}}
+    toy_data["device"]["workspace_bytes"] = 12345
+    first = read_machine(toy_data, "toy.json")
+    first.save(tmp_path / "a.json")
+    second = load_machine(tmp_path / "a.json")
+    second.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert json.loads((tmp_path / "a.json").read_text())["gemm"]["sgemm.nt"]["seconds"][0][1] == [None]
+    assert second.device == first.device
+    assert second.steps == first.steps
+    assert second.contention == {2: 1.5}
+
+
+def test_the_first_gradbuf_of_a_sum_costs_like_the_others_unless_said(toy_data):
+    assert read_machine(toy_data, "t").steps["take_gradient"].alpha == 1e-9
+    toy_data["steps"]["take_gradient"] = {"alpha": 0, "beta": 3e-6}
+    assert read_machine(toy_data, "t").steps["take_gradient"].time(10**6) == 3e-6
+
+
+def test_allreduce_is_free_of_the_logarithm_on_one_node(toy):
+    np.testing.assert_allclose(toy.allreduce.time(np.array([1, 2, 8]), 10**6), [2e-3, 3e-3, 5e-3], rtol=1e-12)
+
+
+def test_crowding_is_linear_between_counts_and_proportional_beyond(toy_data):
+    assert read_machine(toy_data, "t").crowding(7) == 1.0
+    toy_data["contention"] = {"1": 1.0, "3": 2.0}
+    machine = read_machine(toy_data, "t")
+    assert [machine.crowding(busy) for busy in (1, 2, 3, 6)] == [1.0, 1.5, 2.0, 4.0]
+
+
+def test_a_missing_kernel_or_path_is_named_when_it_is_needed(toy):
+    with pytest.raises(UsageError, match=r"^machine toy: kernels\.sigmoid: expected alpha and beta, got nothing$"):
+        toy.kernel("sigmoid")
+    with pytest.raises(UsageError, match=r"^machine toy: gemm\.implicit\.forward: expected a grid or an estimate"):
+        toy.gemm_path("implicit.forward")
+    assert toy.gemm_path("sgemm.nt") == "sgemm"
+
+
+def test_an_unknown_machine_lists_the_known_ones():
+    with pytest.raises(UsageError, match=r"^machine: expected a file or one of .*tsubame2\.5.*, got 'cray'$"):
+        load_machine("cray")
+
+
+def test_a_file_that_is_not_json_is_named(tmp_path):
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(UsageError, match=r"^machine bad\.json: expected JSON, got "):
+        load_machine(tmp_path / "bad.json")
+
+
+def constants(data):
+    """Dotted fields of every constant of a machine file."""
+    for group in ("kernels", "gemm", "steps"):
+        yield from (f"{group}.{name}" for name in data[group])
+    yield from ("allreduce", "device", "jitter", "conv", "threads")
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_value_of_a_shipped_machine_has_a_source(name):
+    data = json.loads((MACHINES / f"{name}.json").read_text())
+    assert load_machine(name).name == name
+    assert sorted(data["sources"]) == sorted(constants(data))
+    assert all(len(text) >= len("estimate") for text in data["sources"].values())
+
+
+def test_the_papers_machines_ship():
+    assert {"tsubame2.5", "tsubame-kfc"} <= set(machine_names())
+    assert load_machine("tsubame2.5").device.per_node == 3
+    assert load_machine("tsubame-kfc").device.per_node == 8
