@@ -103,17 +103,25 @@ struct Plans {
   }
 };
 
+// Vectors from..from+length-1, and up to LANES - 1 floats more, to `to`. The empty asm keeps it from becoming a call.
+inline void copy_vectors(float* to, const float* from, i64 length) {
+  for (i64 e = 0; e < length; e += LANES) {
+    store(to + e, load(from + e));
+    asm("");
+  }
+}
+
 // Copies panel `panel` of one row (c, r, s) of the column matrix to dst. May write LANES - 1 floats behind the panel;
 // never reads at or behind x_end.
 inline void copy_row(const Plan& plan, i64 panel, const float* x, const float* x_end, i64 stride, float* dst) {
   const bool vectors = stride == 1 && plan.reach[panel] <= x_end - x;
-  for (i64 i = plan.start[panel]; i < plan.start[panel + 1]; ++i) {
-    const Segment& s = plan.segments[i];
-    float* to = dst + s.to;
-    const float* from = x + s.from;
-    if (s.from < 0) for (int e = 0; e < s.length; e += LANES) store(to + e, vec{});
-    else if (vectors) for (int e = 0; e < s.length; e += LANES) store(to + e, load(from + e));
-    else for (int e = 0; e < s.length; ++e) to[e] = from[e * stride];
+  const Segment* last = plan.segments + plan.start[panel + 1];
+  for (const Segment* s = plan.segments + plan.start[panel]; s < last; ++s) {
+    float* to = dst + s->to;
+    const float* from = x + s->from;
+    if (s->from < 0) for (int e = 0; e < s->length; e += LANES) store(to + e, vec{});
+    else if (vectors) copy_vectors(to, from, s->length);
+    else for (int e = 0; e < s->length; ++e) to[e] = from[e * stride];
   }
 }
 

@@ -125,12 +125,12 @@ void data_task(const DataBlocks& d, const Gradient& dy, const float* w, float* d
 
 }  // namespace
 
-extern "C" i64 conv_backward_data_workspace(const ConvShape* shape, int threads) {
+extern "C" i64 direct_data_workspace(const ConvShape* shape, int threads) {
   const Conv g(*shape);
   return g.columns ? threads * scratch_bytes<DataScratch>(DataBlocks(g, threads)) : 0;
 }
 
-extern "C" int conv_backward_data(const ConvShape* shape, const float* dy, const float* y, const uint8_t* arg,
+extern "C" int direct_data(const ConvShape* shape, const float* dy, const float* y, const uint8_t* arg,
                                   const float* w, float* dx, int threads, void* workspace) {
   if (bad_shape(shape, threads)) return BAD_ARGUMENT;
   const Conv g(*shape);

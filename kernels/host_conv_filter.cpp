@@ -5,6 +5,19 @@
 // |error| <= (KC + N*P*Q/KC) * 2^-24 * |dy| |x|; equal bytes every run with one thread count.
 namespace {
 
+// The split of `threads` into shares of `columns` and parts of `tiles` that leaves the busiest thread the least to do, in
+// vector operations: a column costs rows * width of them for each tile and `turn` once; `floats` are added a share.
+void choose_grid(i64 threads, i64 columns, i64 tiles, i64 rows, double turn, i64 floats, i64 width, i64& shares, i64& parts) {
+  double least = 0;
+  for (i64 candidate = 1; candidate <= threads; ++candidate) {
+    if (threads % candidate) continue;
+    const double mine = std::max<double>((double)columns / candidate, LANES);
+    const double multiply = (double)ceil_div(tiles, threads / candidate) * rows * mine * width;
+    const double add = candidate > 1 ? floats * (2 + 2.0 * candidate) / threads : 0, all = multiply + turn * mine + add;
+    if (candidate == 1 || all < least) least = all, shares = candidate, parts = threads / candidate;
+  }
+}
+
 struct FilterBlocks {
   const Conv& g;
   i64 ldk, tile_rows, tiles, shares, parts, share, depth;
@@ -13,24 +26,12 @@ struct FilterBlocks {
     ldk = round_up(g.K, NR);
     tile_rows = even_split(g.crs, MR);
     tiles = ceil_div(g.crs, tile_rows);
-    choose_grid(threads);
+    choose_grid(threads, g.columns, tiles, tile_rows, 6.0 * ldk / LANES, g.crs * ldk / LANES, ldk / LANES, shares, parts);
     share = round_up(ceil_div(g.columns, shares), LANES);
     const i64 most = std::min<i64>(KC, std::max<i64>(128, L2_FLOATS / ldk));
     depth = round_up(even_split(share, most), LANES);
   }
 
-  // The split of `threads` with the least work for the busiest thread, in vector operations.
-  void choose_grid(i64 threads) {
-    double least = 0;
-    for (i64 candidate = 1; candidate <= threads; ++candidate) {
-      if (threads % candidate) continue;
-      const i64 others = threads / candidate;
-      const double columns = std::max<double>(g.columns / candidate, LANES), width = ldk / LANES;
-      const double multiply = (double)ceil_div(tiles, others) * tile_rows * columns * width;
-      const double turn = columns * width * 6, add = candidate > 1 ? g.crs * width * (2 + 2.0 * candidate) / threads : 0;
-      if (candidate == 1 || multiply + turn + add < least) least = multiply + turn + add, shares = candidate, parts = others;
-    }
-  }
   i64 partial_floats() const { return g.crs * ldk; }
 };
 
@@ -66,12 +67,19 @@ void turn_gradient(const FilterBlocks& f, const Gradient& dy, const FilterScratc
   }
 }
 
-void add_bias_gradient(const FilterBlocks& f, const float* panels, i64 columns, float* db) {
-  for (i64 k = 0; k < f.ldk; k += LANES) {
+void add_bias_gradient(i64 ldk, const float* panels, i64 columns, float* db) {
+  for (i64 k = 0; k < ldk; k += LANES) {
     const float* from = panels + k / NR * NR * columns + k % NR;
     vec sum[4] = {};
     for (i64 j = 0; j < columns; ++j) sum[j % 4] += load(from + j * NR);
     store(db + k, load(db + k) + ((sum[0] + sum[1]) + (sum[2] + sum[3])));
+  }
+}
+
+void finish_bias_gradient(i64 shares, i64 ldk, i64 K, const float* partial, float* db) {
+  for (i64 k = 0; k < K; ++k) {
+    db[k] = 0;
+    for (i64 share = 0; share < shares; ++share) db[k] += partial[share * ldk + k];
   }
 }
 
@@ -106,7 +114,7 @@ void filter_task(const FilterBlocks& f, const Gradient& dy, const float* x, bool
   for (i64 j = begin; j < end; j += f.depth) {
     const i64 columns = std::min(f.depth, end - j);
     turn_gradient(f, dy, s, j, columns);
-    if (bias && part == 0) add_bias_gradient(f, s.b, columns, db);
+    if (bias && part == 0) add_bias_gradient(f.ldk, s.b, columns, db);
     s.plans.build(f.g, j, columns, columns);
     multiply_columns(f, s, x, first, last, columns, j > begin, dw);
   }
@@ -125,7 +133,7 @@ void finish_filters(const FilterBlocks& f, float* partial, i64 first, float* dw)
 
 }  // namespace
 
-extern "C" i64 conv_backward_filter_workspace(const ConvShape* shape, int threads) {
+extern "C" i64 direct_filter_workspace(const ConvShape* shape, int threads) {
   const Conv g(*shape);
   if (g.columns == 0) return 0;
   const FilterBlocks f(g, threads);
@@ -134,7 +142,7 @@ extern "C" i64 conv_backward_filter_workspace(const ConvShape* shape, int thread
   return (i64)arena.used + LINE + threads * scratch_bytes<FilterScratch>(f);
 }
 
-extern "C" int conv_backward_filter(const ConvShape* shape, const float* x, const float* dy, const float* y,
+extern "C" int direct_filter(const ConvShape* shape, const float* x, const float* dy, const float* y,
                                     const uint8_t* arg, float* dw, float* db, int threads, void* workspace) {
   if (bad_shape(shape, threads)) return BAD_ARGUMENT;
   const Conv g(*shape);
@@ -157,9 +165,6 @@ extern "C" int conv_backward_filter(const ConvShape* shape, const float* x, cons
 #pragma omp for schedule(static)
     for (i64 row = 0; row < g.crs; row += LANES) finish_filters(f, shared.dw, row, dw);
   }
-  for (i64 k = 0; db && k < g.K; ++k) {
-    db[k] = 0;
-    for (i64 share = 0; share < f.shares; ++share) db[k] += shared.db[share * f.ldk + k];
-  }
+  if (db) finish_bias_gradient(f.shares, f.ldk, g.K, shared.db, db);
   return 0;
 }

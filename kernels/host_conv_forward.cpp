@@ -125,12 +125,12 @@ void forward_task(const ForwardBlocks& f, const Forward& op, const ForwardScratc
 
 }  // namespace
 
-extern "C" i64 conv_forward_workspace(const ConvShape* shape, int threads) {
+extern "C" i64 direct_forward_workspace(const ConvShape* shape, int threads) {
   const Conv g(*shape);
   return g.columns ? threads * scratch_bytes<ForwardScratch>(ForwardBlocks(g, threads)) : 0;
 }
 
-extern "C" int conv_forward(const ConvShape* shape, const float* x, const float* w, const float* bias, int relu, float* y,
+extern "C" int direct_forward(const ConvShape* shape, const float* x, const float* w, const float* bias, int relu, float* y,
                             uint8_t* arg, int threads, void* workspace) {
   if (bad_shape(shape, threads)) return BAD_ARGUMENT;
   const Conv g(*shape);

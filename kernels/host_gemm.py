@@ -13,9 +13,11 @@ from .conv_shape import ConvShape, check_extents, expect_shape
 from .device import Array, Device, check_gemm
 
 FILES = ("host_tile.h", "host_gemm.cpp", "host_conv.h", "host_conv_forward.cpp", "host_conv_data.cpp",
-         "host_conv_filter.cpp")
+         "host_conv_filter.cpp", "host_winograd.h", "host_winograd_forward.cpp", "host_winograd_data.cpp",
+         "host_winograd_filter.cpp")
 POOL_LIMIT = 15  # a window's elements are numbered in one byte
-Op = Literal["conv_forward", "conv_backward_data", "conv_backward_filter"]
+Pass = Literal["forward", "data", "filter"]
+Algorithm = Literal["direct", "winograd"]
 
 
 class _Shape(ctypes.Structure):
@@ -31,11 +33,12 @@ def _library() -> ctypes.CDLL:
     pointer, i64, i32, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
     shape = ctypes.POINTER(_Shape)
     signatures = {
-        "conv_forward": [shape, pointer, pointer, pointer, i32, pointer, pointer, i32, pointer],
-        "conv_backward_data": [shape, pointer, pointer, pointer, pointer, pointer, i32, pointer],
-        "conv_backward_filter": [shape, pointer, pointer, pointer, pointer, pointer, pointer, i32, pointer],
         "sgemm": [i32, i32, i64, i64, i64, f32, pointer, i64, pointer, i64, f32, pointer, i64, i32, pointer],
     }
+    for algorithm in ("direct", "winograd"):
+        signatures[f"{algorithm}_forward"] = [shape, pointer, pointer, pointer, i32, pointer, pointer, i32, pointer]
+        signatures[f"{algorithm}_data"] = [shape, *[pointer] * 5, i32, pointer]
+        signatures[f"{algorithm}_filter"] = [shape, *[pointer] * 6, i32, pointer]
     for name, arguments in signatures.items():
         function, workspace = getattr(library, name), getattr(library, f"{name}_workspace")
         function.argtypes, function.restype = arguments, i32
@@ -49,10 +52,15 @@ def _shape(shape: ConvShape, pool: int) -> _Shape:
     return _Shape(shape.C, shape.N, shape.H, shape.W, shape.K, shape.R, shape.S, *shape.stride, *shape.pad, pool)
 
 
+def winograd_fits(shape: ConvShape, pool: int = 1) -> bool:
+    """Whether Winograd's algorithm can take this layer: 3x3 filters at stride 1, pool at most 2."""
+    return (shape.R, shape.S, *shape.stride) == (3, 3, 1, 1) and pool <= 2
+
+
 @functools.cache
-def conv_workspace(op: Op, shape: ConvShape, threads: int, pool: int = 1) -> int:
-    """Bytes of workspace that `op` needs for `shape` on `threads` threads."""
-    return getattr(_library(), f"{op}_workspace")(_shape(shape, pool), threads)
+def conv_workspace(step: Pass, shape: ConvShape, threads: int, pool: int = 1, algorithm: Algorithm = "direct") -> int:
+    """Bytes of workspace that one pass of `shape` needs on `threads` threads."""
+    return getattr(_library(), f"{algorithm}_{step}_workspace")(_shape(shape, pool), threads)
 
 
 @functools.cache
@@ -62,28 +70,31 @@ def sgemm_workspace(m: int, n: int, k: int, threads: int) -> int:
 
 
 def pooled(shape: ConvShape, pool: int) -> tuple[int, int, int, int]:
-    """Shape of what a layer puts out that ends in a pool x pool maximum at stride pool: (K, N, P // pool, Q // pool)."""
+    """Output shape of a layer that ends in a pool x pool maximum at stride pool: (K, N, P // pool, Q // pool)."""
     return shape.K, shape.N, shape.P // pool, shape.Q // pool
 
 
 def conv_forward(device: Device, x: Array, w: Array, y: Array, shape: ConvShape, workspace: Array, *,
-                 bias: Array | None = None, relu: bool = False, pool: int = 1, arg: Array | None = None) -> None:
+                 bias: Array | None = None, relu: bool = False, pool: int = 1, arg: Array | None = None,
+                 algorithm: Algorithm = "direct") -> None:
     """y = max-pool(ReLU(w * x + bias)); bias, ReLU and pool only when asked for.
 
     x (C,N,H,W), w (K,C,R,S), bias (K) float32; y (K,N,P//pool,Q//pool) float32 and arg of y's shape uint8, the number
     (row by row) of each window's first maximum, every element written; NaN goes through ReLU and wins its window.
-    workspace uint8 of at least conv_workspace("conv_forward", ...) bytes, not cleared. Equal bytes for any thread count.
+    workspace uint8 of at least conv_workspace("forward", ...) bytes, not cleared. Equal bytes for any thread count.
     Raises ValueError (shapes, layout, workspace) or TypeError (dtype).
     """
-    expect_shape("conv_forward", x=(x.shape, shape.x), w=(w.shape, shape.w), y=(y.shape, pooled(shape, pool)))
-    _expect_like("conv_forward", bias=(bias, (shape.K,)), arg=(arg, y.shape))
-    _run("conv_forward", device, shape, pool, workspace, _floats("conv_forward", x=x), _floats("conv_forward", w=w),
-         _floats("conv_forward", bias=bias), int(relu), _floats("conv_forward", y=y), _bytes("conv_forward", arg))
+    op = "conv_forward"
+    expect_shape(op, x=(x.shape, shape.x), w=(w.shape, shape.w), y=(y.shape, pooled(shape, pool)))
+    _expect_like(op, bias=(bias, (shape.K,)), arg=(arg, y.shape))
+    arrays = (_floats(op, x=x), _floats(op, w=w), _floats(op, bias=bias), int(relu), _floats(op, y=y), _bytes(op, arg))
+    _run("forward", algorithm, device, shape, pool, workspace, *arrays)
 
 
 def conv_backward_data(device: Device, dy: Array, w: Array, dx: Array, shape: ConvShape, workspace: Array, *,
-                       y: Array | None = None, pool: int = 1, arg: Array | None = None) -> None:
-    """dx = gradient to x of the loss whose gradient to conv_forward's y is dy; pass y and arg to go back through ReLU and pool.
+                       y: Array | None = None, pool: int = 1, arg: Array | None = None,
+                       algorithm: Algorithm = "direct") -> None:
+    """dx = gradient to x; dy is the gradient to conv_forward's y. y and arg take dy back through ReLU and pool.
 
     dy, y, arg (K,N,P//pool,Q//pool) float32, float32, uint8; w (K,C,R,S), dx (C,N,H,W) float32, every element written.
     workspace as for conv_forward. Equal bytes every run with one thread count. Raises ValueError or TypeError.
@@ -91,12 +102,13 @@ def conv_backward_data(device: Device, dy: Array, w: Array, dx: Array, shape: Co
     op = "conv_backward_data"
     expect_shape(op, dy=(dy.shape, pooled(shape, pool)), w=(w.shape, shape.w), dx=(dx.shape, shape.x))
     _expect_source(op, dy, y, pool, arg)
-    _run(op, device, shape, pool, workspace, _floats(op, dy=dy), _floats(op, y=y), _bytes(op, arg), _floats(op, w=w),
-         _floats(op, dx=dx))
+    arrays = (_floats(op, dy=dy), _floats(op, y=y), _bytes(op, arg), _floats(op, w=w), _floats(op, dx=dx))
+    _run("data", algorithm, device, shape, pool, workspace, *arrays)
 
 
 def conv_backward_filter(device: Device, x: Array, dy: Array, dw: Array, shape: ConvShape, workspace: Array, *,
-                         db: Array | None = None, y: Array | None = None, pool: int = 1, arg: Array | None = None) -> None:
+                         db: Array | None = None, y: Array | None = None, pool: int = 1, arg: Array | None = None,
+                         algorithm: Algorithm = "direct") -> None:
     """dw, db = gradients to w and bias, summed over images and positions; y and arg as in conv_backward_data.
 
     x (C,N,H,W), dy (K,N,P//pool,Q//pool), dw (K,C,R,S), db (K) float32, every element of dw and db written.
@@ -106,12 +118,12 @@ def conv_backward_filter(device: Device, x: Array, dy: Array, dw: Array, shape: 
     expect_shape(op, x=(x.shape, shape.x), dy=(dy.shape, pooled(shape, pool)), dw=(dw.shape, shape.w))
     _expect_like(op, db=(db, (shape.K,)))
     _expect_source(op, dy, y, pool, arg)
-    _run(op, device, shape, pool, workspace, _floats(op, x=x), _floats(op, dy=dy), _floats(op, y=y), _bytes(op, arg),
-         _floats(op, dw=dw), _floats(op, db=db))
+    arrays = (_floats(op, x=x), _floats(op, dy=dy), _floats(op, y=y), _bytes(op, arg), _floats(op, dw=dw))
+    _run("filter", algorithm, device, shape, pool, workspace, *arrays, _floats(op, db=db))
 
 
-def sgemm(device: Device, a: Array, b: Array, c: Array, workspace: Array, *, trans_a: bool = False, trans_b: bool = False,
-          alpha: float = 1.0, beta: float = 0.0) -> None:
+def sgemm(device: Device, a: Array, b: Array, c: Array, workspace: Array, *, trans_a: bool = False,
+          trans_b: bool = False, alpha: float = 1.0, beta: float = 0.0) -> None:
     """c(m,n) = alpha op(a)(m,k) op(b)(k,n) + beta c; row-major float32, rows may be strided; beta 0 never reads c.
 
     workspace uint8 of at least sgemm_workspace(m, n, k, threads) bytes. Equal bytes for any thread count.
@@ -119,8 +131,8 @@ def sgemm(device: Device, a: Array, b: Array, c: Array, workspace: Array, *, tra
     """
     m, n, k = check_gemm(a, b, c, trans_a, trans_b)
     _expect_workspace("sgemm", workspace, sgemm_workspace(m, n, k, device.threads))
-    _library().sgemm(trans_a, trans_b, m, n, k, alpha, _address(a), _ld(a), _address(b), _ld(b), beta, _address(c), _ld(c),
-                     device.threads, _address(workspace))
+    _library().sgemm(trans_a, trans_b, m, n, k, alpha, _address(a), _ld(a), _address(b), _ld(b), beta, _address(c),
+                     _ld(c), device.threads, _address(workspace))
 
 
 def _ld(array: np.ndarray) -> int:
@@ -131,11 +143,14 @@ def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _run(op: Op, device: Device, shape: ConvShape, pool: int, workspace: Array, *arguments: int | None) -> None:
-    _expect_workspace(op, workspace, conv_workspace(op, shape, device.threads, pool))
-    code = getattr(_library(), op)(_shape(shape, pool), *arguments, device.threads, _address(workspace))
-    if code:
-        raise ValueError(f"{op}: expected a valid shape, got {shape} with pool {pool}")
+def _run(step: Pass, algorithm: Algorithm, device: Device, shape: ConvShape, pool: int, workspace: Array,
+         *arguments: int | None) -> None:
+    if algorithm == "winograd" and not winograd_fits(shape, pool):
+        raise ValueError(f"winograd: expected 3x3 filters at stride 1 and pool at most 2, got {shape} with pool {pool}")
+    _expect_workspace(step, workspace, conv_workspace(step, shape, device.threads, pool, algorithm))
+    function = getattr(_library(), f"{algorithm}_{step}")
+    if function(_shape(shape, pool), *arguments, device.threads, _address(workspace)):
+        raise ValueError(f"{algorithm}_{step}: expected a valid shape, got {shape} with pool {pool}")
 
 
 def _expect_workspace(op: str, workspace: np.ndarray, needed: int) -> None:

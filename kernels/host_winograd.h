@@ -1,0 +1,189 @@
+// Winograd's convolution F(2x2, 3x3) on the host: for 3x3 filters at stride 1, any pad, with or without a 2x2 pool.
+// A tile of 2x2 outputs takes 16 products a channel instead of 36: u = G w G', v = B' x B, y = A' (sum of u v) A.
+// The backward passes are its exact adjoints, with the same 16 products. Tiles are numbered over images, rows, columns;
+// LANES neighbouring tiles make a group, and each of the 16 products is a matrix product of its own (host_tile.h).
+// Rounding grows by a small factor against the direct sum, and an infinite x makes its whole tile NaN.
+// Source: Lavin and Gray 2016, Fast Algorithms for Convolutional Neural Networks, section 4.1.
+namespace {
+
+constexpr int PRODUCTS = 16;
+
+struct Wino {
+  Conv g;           // P and Q as Conv says: even with a pool
+  i64 down, across, tiles;
+  Conv in, out;     // "columns" are two per tile: the pairs of x, and of y, that the tiles of one row read or write
+  bool inside;      // no tile reads outside x
+
+  explicit Wino(const ConvShape& shape) : g(shape), in(shape), out(shape) {
+    down = ceil_div(g.P, 2), across = ceil_div(g.Q, 2), tiles = g.N * down * across;
+    for (Conv* view : {&in, &out}) {
+      view->P = down, view->Q = 2 * across, view->columns = 2 * tiles;
+      view->stride_h = 2, view->pool = 1;
+    }
+    out.H = g.P, out.W = g.Q, out.pad_h = out.pad_w = 0;
+    inside = !g.padded() && 2 * down + 2 <= g.H && 2 * across + 2 <= g.W;
+  }
+};
+
+inline bool bad_winograd(const ConvShape* s, int threads) {
+  return bad_shape(s, threads) || s->R != 3 || s->S != 3 || s->stride_h != 1 || s->stride_w != 1 || s->pool > 2;
+}
+
+// Groups of tiles first.. of one strip: where the pairs of x lie for (row 0..3, pair 0..1), and of y for row 0..1.
+struct TilePlans {
+  Plan in[8], out[2];
+  TilePlans(Arena& arena, const Wino& z, i64 tiles) {
+    for (int i = 0; i < (z.inside ? 1 : 8); ++i) in[i] = Plan(arena, 2 * tiles, 2 * LANES);
+    for (int i = 0; i < (z.g.pool == 1 ? 2 : 0); ++i) out[i] = Plan(arena, 2 * tiles, 2 * LANES);
+  }
+  void build(const Wino& z, i64 first, i64 tiles) {
+    for (int i = 0; i < (z.inside ? 1 : 8); ++i) in[i].build(z.in, 2 * first, 2 * tiles, 2 * LANES, i / 2, i % 2 * 2);
+    for (int i = 0; i < (z.g.pool == 1 ? 2 : 0); ++i) out[i].build(z.out, 2 * first, 2 * tiles, 2 * LANES, i, 0);
+  }
+  const Plan& pair(const Wino& z, int i) const { return in[z.inside ? 0 : i]; }
+  i64 shift(const Wino& z, int i) const { return z.inside ? i / 2 * z.g.W + i % 2 * 2 : 0; }
+};
+
+// ---- pairs of neighbours and vectors of every second float ----
+
+struct Pairs {
+  alignas(64) int32_t even[LANES], odd[LANES], low[LANES], high[LANES];
+  constexpr Pairs() : even(), odd(), low(), high() {
+    for (int e = 0; e < LANES; ++e) {
+      even[e] = 2 * e, odd[e] = 2 * e + 1;
+      low[e] = e / 2 + (e % 2) * LANES, high[e] = low[e] + LANES / 2;
+    }
+  }
+};
+constexpr Pairs PAIRS;
+
+inline vec shuffle(vec a, vec b, const int32_t* lanes) { return __builtin_shuffle(a, b, *(const ivec*)lanes); }
+inline void split_pairs(const float* from, vec& first, vec& second) {
+  const vec a = load(from), b = load(from + LANES);
+  first = shuffle(a, b, PAIRS.even), second = shuffle(a, b, PAIRS.odd);
+}
+inline void join_pairs(float* to, vec first, vec second) {
+  store(to, shuffle(first, second, PAIRS.low)), store(to + LANES, shuffle(first, second, PAIRS.high));
+}
+
+// Pairs of group `group` of one row: in place when they lie side by side, otherwise gathered in buffer (3 * LANES).
+inline const float* find_pairs(const Plan& plan, i64 group, const float* base, const float* end, float* buffer) {
+  const Segment& s = plan.segments[plan.start[group]];
+  if (s.from >= 0 && s.length == 2 * LANES) return base + s.from;
+  copy_row(plan, group, base, end, 1, buffer);
+  return buffer;
+}
+
+// Hands each stretch of a group's pairs to f(offset of its base, place in the group, length).
+template <class F>
+inline void each_stretch(const Plan& plan, i64 group, F f) {
+  for (i64 i = plan.start[group]; i < plan.start[group + 1]; ++i)
+    if (plan.segments[i].from >= 0) f(plan.segments[i].from, plan.segments[i].to, plan.segments[i].length);
+}
+
+// ---- the transforms: along one axis in place, then along both ----
+
+struct InputForm {
+  static void apply(vec& a, vec& b, vec& c, vec& d) {
+    const vec sum = b + c, difference = c - b;
+    a -= c, d = b - d, b = sum, c = difference;
+  }
+};
+struct InputAdjoint {
+  static void apply(vec& a, vec& b, vec& c, vec& d) {
+    const vec second = b - c + d, third = b + c - a;
+    b = second, c = third, d = -d;
+  }
+};
+
+template <class Form>
+inline void both_axes(vec (&v)[4][4]) {
+  for (int i = 0; i < 4; ++i) Form::apply(v[i][0], v[i][1], v[i][2], v[i][3]);
+  for (int j = 0; j < 4; ++j) Form::apply(v[0][j], v[1][j], v[2][j], v[3][j]);
+}
+
+inline void output_form(const vec (&m)[4][4], vec (&y)[2][2]) {  // A' m A
+  vec s[4][2];
+  for (int i = 0; i < 4; ++i) s[i][0] = m[i][0] + m[i][1] + m[i][2], s[i][1] = m[i][1] - m[i][2] - m[i][3];
+  for (int j = 0; j < 2; ++j) y[0][j] = s[0][j] + s[1][j] + s[2][j], y[1][j] = s[1][j] - s[2][j] - s[3][j];
+}
+
+inline void output_adjoint(const vec (&y)[2][2], vec (&m)[4][4]) {  // A y A'
+  for (int i = 0; i < 4; ++i) {
+    vec s[2];
+    for (int j = 0; j < 2; ++j)
+      s[j] = i == 0 ? y[0][j] : i == 1 ? y[0][j] + y[1][j] : i == 2 ? y[0][j] - y[1][j] : -y[1][j];
+    m[i][0] = s[0], m[i][1] = s[0] + s[1], m[i][2] = s[0] - s[1], m[i][3] = -s[1];
+  }
+}
+
+inline void filter_form(const vec (&w)[3][3], vec (&u)[4][4]) {  // G w G'
+  vec s[4][3];
+  for (int j = 0; j < 3; ++j) {
+    const vec sum = w[0][j] + w[2][j];
+    s[0][j] = w[0][j], s[1][j] = 0.5f * (sum + w[1][j]), s[2][j] = 0.5f * (sum - w[1][j]), s[3][j] = w[2][j];
+  }
+  for (int i = 0; i < 4; ++i) {
+    const vec sum = s[i][0] + s[i][2];
+    u[i][0] = s[i][0], u[i][1] = 0.5f * (sum + s[i][1]), u[i][2] = 0.5f * (sum - s[i][1]), u[i][3] = s[i][2];
+  }
+}
+
+inline void filter_adjoint(const vec (&u)[4][4], vec (&w)[3][3]) {  // G' u G
+  vec s[3][4];
+  for (int j = 0; j < 4; ++j) {
+    const vec sum = 0.5f * (u[1][j] + u[2][j]);
+    s[0][j] = u[0][j] + sum, s[1][j] = 0.5f * (u[1][j] - u[2][j]), s[2][j] = sum + u[3][j];
+  }
+  for (int i = 0; i < 3; ++i) {
+    const vec sum = 0.5f * (s[i][1] + s[i][2]);
+    w[i][0] = s[i][0] + sum, w[i][1] = 0.5f * (s[i][1] - s[i][2]), w[i][2] = sum + s[i][3];
+  }
+}
+
+// ---- what goes in: x of channel c, or the gradient of filter k, of one group ----
+
+inline void input_tiles(const Wino& z, const TilePlans& plans, i64 group, const float* channel, const float* end,
+                        vec (&v)[4][4]) {
+  float buffers[8][3 * LANES];
+  const float* pairs[8];
+  for (int i = 0; i < 8; ++i)
+    pairs[i] = find_pairs(plans.pair(z, i), group, channel + plans.shift(z, i), end, buffers[i]);
+  for (int i = 0; i < 8; ++i) split_pairs(pairs[i], v[i / 2][i % 2 * 2], v[i / 2][i % 2 * 2 + 1]);
+  both_axes<InputForm>(v);
+}
+
+inline vec where_positive(vec y, vec value) { return y > 0 ? value : vec{}; }
+
+// The gradient behind ReLU and pool that group `group`, tiles `tile` to end - 1 at most, sends to its 2x2 outputs.
+inline void gradient_tiles(const Wino& z, const TilePlans& plans, const Gradient& dy, i64 k, i64 group, i64 tile, i64 end,
+                           vec (&d)[2][2]) {
+  if (z.g.pool == 2) {
+    const i64 at = k * z.tiles + tile, count = std::min<i64>(LANES, end - tile);
+    float value[LANES] = {}, top[LANES] = {};
+    int32_t number[LANES] = {};
+    for (i64 e = 0; e < count; ++e) value[e] = dy.dy[at + e], number[e] = dy.arg[at + e];
+    if (dy.y) std::memcpy(top, dy.y + at, count * sizeof(float));
+    const vec all = dy.y ? where_positive(load(top), load(value)) : load(value);
+    for (int i = 0; i < 4; ++i) d[i / 2][i % 2] = *(const ivec*)number == i ? all : vec{};
+    return;
+  }
+  const i64 floats = z.g.K * z.g.columns;
+  float buffers[4][3 * LANES];
+  for (int r = 0; r < 2; ++r) {
+    const float *from = dy.dy + k * z.g.columns, *y = dy.y ? dy.y + k * z.g.columns : nullptr;
+    split_pairs(find_pairs(plans.out[r], group, from, dy.dy + floats, buffers[r]), d[r][0], d[r][1]);
+    if (!y) continue;
+    vec top[2];
+    split_pairs(find_pairs(plans.out[r], group, y, dy.y + floats, buffers[r + 2]), top[0], top[1]);
+    for (int j = 0; j < 2; ++j) d[r][j] = where_positive(top[j], d[r][j]);
+  }
+}
+
+// Products a strip of tiles may hold in L2: 16 * channels * tiles floats.
+inline i64 strip_tiles(i64 channels, i64 tiles) {
+  const i64 most = std::max<i64>(1, std::min<i64>(8, 8192 / channels / NR));
+  return NR * std::max<i64>(1, even_split(ceil_div(tiles, NR), most));
+}
+
+}  // namespace
