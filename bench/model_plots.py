@@ -12,7 +12,7 @@ from .outcome import GPU_TERMS, UPDATE_TERMS, Distribution, Outcome
 from .plan import ADMISSIBLE, MEMORY, Plan
 
 BARS = 60  # of a histogram, at most
-MANY = 64  # cells along an axis up to which each admissible one is marked with a dot
+MANY = 64  # cells along an axis up to which each admissible one is marked with a dot, not the whole by its outline
 
 
 def plot_plan(plan: Plan, path: Path) -> None:
@@ -52,10 +52,12 @@ def _heat_map(figure: Any, axis: Any, plan: Plan, values: np.ndarray, title: tup
     mesh = axis.pcolormesh(*edges, values.T, cmap=colours, norm=LogNorm())
     bar = figure.colorbar(mesh, ax=axis, label=title[1], ticks=LogLocator(subs=(1, 2, 5)), format="{x:g}")
     bar.ax.yaxis.set_minor_locator(NullLocator())
-    if np.any(plan.verdict == MEMORY):
-        axis.pcolor(*edges, np.ma.masked_where(plan.verdict != MEMORY, values).T, hatch="xx", alpha=0)
+    for column in np.flatnonzero((plan.verdict == MEMORY).all(axis=0)):  # memory does not depend on the nodes
+        axis.axhspan(*edges[1][column:column + 2], facecolor="none", edgecolor="black", hatch="xx", lw=0)
     _mark(axis, plan)
     axis.set(xlabel="nodes", ylabel="sub-batch (samples)", title=title[0])
+    for side in (axis.xaxis, axis.yaxis):
+        side.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def _edges(line: np.ndarray) -> np.ndarray:
@@ -67,12 +69,20 @@ def _edges(line: np.ndarray) -> np.ndarray:
 
 
 def _mark(axis: Any, plan: Plan) -> None:
-    rows, columns = np.nonzero(plan.verdict == ADMISSIBLE)
-    size = 30 if max(len(plan.nodes), len(plan.subbatches)) <= MANY else 4
-    axis.scatter(plan.nodes[rows], plan.subbatches[columns], s=size, c="white", edgecolors="black", lw=0.6)
+    admissible = plan.verdict == ADMISSIBLE
+    rows, columns = np.nonzero(admissible)
+    if _outlined(plan):
+        axis.contour(plan.nodes, plan.subbatches, admissible.T, levels=[0.5], colors="white", linewidths=2)
+    else:
+        axis.scatter(plan.nodes[rows], plan.subbatches[columns], s=30, c="white", edgecolors="black", lw=0.6)
     if len(rows):
         row, column = plan.ranked()[0]
         axis.scatter(plan.nodes[row], plan.subbatches[column], s=190, c="red", marker="*", edgecolors="white")
+
+
+def _outlined(plan: Plan) -> bool:
+    """Whether there are too many cells to mark each."""
+    return max(plan.verdict.shape) > MANY and min(plan.verdict.shape) > 1
 
 
 def _legend(plan: Plan) -> list[Any]:
@@ -81,7 +91,9 @@ def _legend(plan: Plan) -> list[Any]:
 
     handles: list[Any] = []
     if np.any(plan.verdict == ADMISSIBLE):
-        handles = [Line2D([], [], ls="", marker="o", mfc="white", mec="black", label="admissible"),
+        dot = Line2D([], [], ls="", marker="o", mfc="white", mec="black", label="admissible")
+        outline = Patch(fc="lightgrey", label="admissible, inside the white line")
+        handles = [outline if _outlined(plan) else dot,
                    Line2D([], [], ls="", marker="*", ms=13, mfc="red", mec="white", label="shortest epoch")]
     if np.any(plan.verdict == MEMORY):
         handles.append(Patch(fc="white", ec="black", hatch="xx", label="too large for the device's memory"))
@@ -101,7 +113,7 @@ def plot_outcomes(outcomes: list[Outcome], path: Path) -> None:
                              (axes[1, 1], "staleness", "updates between fetch and use")):
         _histograms(axis, [getattr(outcome, name) for outcome in outcomes], outcomes)
         axis.set(xlabel=unit, ylabel="probability", title={"minibatch": "mini-batch"}.get(name, name))
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     config = first.config
     figure.suptitle(f"{first.network} on {first.machine}: {config.nodes} nodes x {config.devices} devices, "
                     f"sub-batch {config.subbatch}", fontsize=13)

@@ -116,7 +116,8 @@ def print_plan(console: Console, plan: Plan, show: int, every: bool) -> None:
     if ranked:
         console.print(_ranking(plan, ranked if every else ranked[:show]))
         console.print("* = shortest epoch with so few nodes (Pareto front)", highlight=False)
-    console.print(_losers(plan, every))
+    if len(ranked) < count:
+        console.print(_losers(plan, every))
 
 
 def _ranking(plan: Plan, cells: list[tuple[int, int]]) -> RenderableType:
