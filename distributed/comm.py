@@ -6,6 +6,7 @@ threads run, one of them is the only caller (apart from abort, which is why MPI_
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -49,6 +50,7 @@ class Comm(Protocol):
     ids: list[int]
     hosts: list[str]
     can_shrink: bool
+    exit_code: int  # of this process, as guard() knows it
     ended: bool  # all ranks have agreed on the end: an error is no reason for an abort any more
 
     def allreduce(self, send: np.ndarray, recv: np.ndarray) -> None: ...
@@ -110,7 +112,8 @@ class Single:
 
     def __init__(self) -> None:
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
-        self.ids, self.hosts, self.ended = [0], [socket.gethostname()], False
+        self.ids, self.hosts = [0], [socket.gethostname()]
+        self.ended, self.exit_code = False, 0
 
     def allreduce(self, send: np.ndarray, recv: np.ndarray) -> None:
         """Copy `send` to `recv`, both (n,) float32: the sum over one rank."""
@@ -155,14 +158,16 @@ class Mpi:
         _check_thread_level(mpi)
         self._comm = world.Dup()
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
-        self._world, self.ended = world, False
+        self._world, self.ended, self.exit_code = world, False, 0
+        atexit.register(self._leave)
         self._lost = {mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED}
         # Open MPI's mpirun --with-ft ulfm sets this; without it the launcher ends everybody itself.
         self._ulfm = os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112
         node = world.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = node.rank, node.size
         node.Free()
-        self._scratch = np.empty(0, np.float32)
+        self._scratch = np.empty((2, 0), np.float32)
+        self._meeting = np.empty(0, np.float64)
         self._read_members(world.rank)
 
     def _read_members(self, own_id: int) -> None:
@@ -197,37 +202,53 @@ class Mpi:
         """Sum like allreduce, but ((r0 + r1) + r2) + ... for every element: what replay can repeat bit for bit.
 
         Each rank receives its slice of everybody's `send`, adds the slices in rank order, and all gather.
+        Allgather with padding, because Open MPI 5.0.11's Allgatherv reports success and writes nothing when
+        a rank has died (3 and 4 ranks, more than half of the kills).
         """
-        n, own = _flat("allreduce", send, np.float32).size, slice_of(send.size, self.rank, self.size)
-        pieces = [slice_of(n, r, self.size) for r in range(self.size)]
+        n, size = _flat("allreduce", send, np.float32).size, self.size
+        pieces = [slice_of(n, rank, size) for rank in range(size)]
         counts, starts = [p.stop - p.start for p in pieces], [p.start for p in pieces]
-        width = own.stop - own.start
-        if self._scratch.size != width * self.size:
-            self._scratch = np.empty(width * self.size, np.float32)
-        rows = self._scratch.reshape(self.size, width)
-        everywhere = [width] * self.size, [width * r for r in range(self.size)]
+        widest, width = max(counts), counts[self.rank]
+        if self._scratch.shape != (2, size * widest):
+            self._scratch = np.zeros((2, size * widest), np.float32)
+        rows, gathered = self._scratch[0, :size * width].reshape(size, width), self._scratch[1]
+        mine, everywhere = self._scratch[0, :widest], ([width] * size, [width * rank for rank in range(size)])
         with self._errors("allreduce"):
             self._comm.Alltoallv([send, (counts, starts), self._mpi.FLOAT],
-                                 [self._scratch, everywhere, self._mpi.FLOAT])
+                                 [self._scratch[0], everywhere, self._mpi.FLOAT])
             for row in rows[1:]:
                 np.add(rows[0], row, out=rows[0])
-            self._comm.Allgatherv([rows[0], width, self._mpi.FLOAT], [recv, (counts, starts), self._mpi.FLOAT])
+            self._comm.Allgather(mine, gathered)
+        for rank, piece in enumerate(pieces):
+            recv[piece] = gathered[rank * widest:rank * widest + counts[rank]]
 
     def meet(self, values: np.ndarray, limit_s: float) -> None:
         """Sum the few float64 `values` (k,) over the ranks, in place; sleep, not spin, until all are there.
 
         Raises RankFailed; RuntimeError naming the missing ranks after `limit_s` seconds (0: no limit).
         """
-        _flat("meet", values, np.float64)
-        began = time.monotonic()
+        count = _flat("meet", values, np.float64).size
+        if self._meeting.size != count + 1:
+            self._meeting = np.empty(count + 1, np.float64)
+        self._meeting[:count], self._meeting[count] = values, 1.0
         with self._errors("meet"):
-            request = self._comm.Iallreduce(self._mpi.IN_PLACE, values)
-            while not request.Test():
-                waited = time.monotonic() - began
-                if limit_s and waited > limit_s:
-                    raise RuntimeError(f"meet: {self._missing()} did not come for {waited:.1f} s")
-                if waited > 50e-6:
-                    time.sleep(min(1e-3, 0.1 * waited))
+            self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, self._meeting), limit_s)
+        self._complete("meet", self._meeting[count] == self.size)
+        values[:] = self._meeting[:count]
+
+    def _wait(self, request: Any, limit_s: float) -> None:
+        began = time.monotonic()
+        while not request.Test():
+            waited = time.monotonic() - began
+            if limit_s and waited > limit_s:
+                raise RuntimeError(f"meet: {self._missing()} did not come for {waited:.1f} s")
+            if waited > 50e-6:
+                time.sleep(min(1e-3, 0.1 * waited))
+
+    def _complete(self, op: str, complete: bool) -> None:
+        """Take a result with a hole in it for what it is: the library's success after a death."""
+        if not complete:
+            raise RankFailed(f"{op}: not all ranks are in the result on {label(self)}")
 
     def _missing(self) -> str:
         """Name the ranks that do not answer a roll call: those that are not waiting in meet()."""
@@ -246,9 +267,10 @@ class Mpi:
 
     def gather_all(self, values: list[float]) -> np.ndarray:
         """Return everybody's `values` as (size, k) float64. Raises RankFailed."""
-        every = np.empty((self.size, len(values)), np.float64)
+        every = np.full((self.size, len(values)), np.nan)
         with self._errors("gather_all"):
             self._comm.Allgather(np.array(values, np.float64), every)
+        self._complete("gather_all", not np.isnan(every).any())
         return every
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
@@ -287,9 +309,19 @@ class Mpi:
         abort_world(code)
 
     def close(self) -> None:
-        """Free the communicator of a job that lost no rank; mpi4py finalizes when the interpreter ends."""
-        if self.size == self._world.size:
+        """Free the communicator; MPI ends with the interpreter. Under ULFM, where the dead cannot come, nothing."""
+        if not self._ulfm:
             self._comm.Free()
+
+    def _leave(self) -> None:
+        """End the process without MPI_Finalize under ULFM: its fence may wait for the dead for ever.
+
+        Seen with Open MPI 5.0.11 (1 run of 6 on two ranks, and for ranks that die in MPI_Finalize itself);
+        mpirun --with-ft ulfm takes such an end as normal and returns the exit code.
+        """
+        if self._ulfm:
+            _flush()
+            os._exit(self.exit_code)
 
 
 def slice_of(n: int, index: int, count: int) -> slice:
@@ -323,6 +355,8 @@ def guard(comm: Comm | None = None) -> Iterator[None]:
         yield
     except BaseException as error:
         finished = isinstance(error, SystemExit) and not error.code
+        if comm:
+            comm.exit_code = 0 if finished else getattr(error, "exit_code", 1)
         alone = comm.size == 1 if comm else (launched() or ("", 1))[1] == 1
         if finished or alone:
             raise

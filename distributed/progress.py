@@ -70,7 +70,7 @@ class Progress:
         """Return why the run counts as diverged, or "": a loss that is not finite, or above factor * start."""
         if self.minibatch and not math.isfinite(self.loss):
             return f"the loss became {self.loss}"
-        if self.smooth_loss > factor * self.start_loss:
+        if factor and self.smooth_loss > factor * self.start_loss:
             return f"the loss {self.smooth_loss:.4g} is above {factor:g} times its start, {self.start_loss:.4g}"
         return ""
 

@@ -188,9 +188,8 @@ class Sprint:
             self._gate.published(self.progress.version, last=True)
             self._leave_together(pulse)
         except AgreedError as error:
-            self._update_error = error
             self._gate.close()
-            self._finish_after(error, pulse)
+            self._update_error = self._finish_after(error, pulse)  # known to join() when all have left
         except BaseException as error:
             self._update_error = error
         finally:
@@ -223,12 +222,12 @@ class Sprint:
         self._updater.finish()
         self.comm.ended = True
 
-    def _finish_after(self, error: AgreedError, pulse: Pulse) -> None:
+    def _finish_after(self, error: AgreedError, pulse: Pulse) -> BaseException:
         try:
             self._leave_together(pulse)
+            return error
         except BaseException as worse:
-            self._update_error = worse
-            worse.__context__ = error
+            return worse
 
     # the main thread
 

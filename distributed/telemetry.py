@@ -7,10 +7,13 @@ is the part of Allreduce before the last rank came, counted apart from it.
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
 import numpy as np
+
+from .comm import Comm
 
 WORKER_TERMS = ("lock_weights", "fetch_weights", "load_image", "deform_image", "compute_gradient",
                 "compute_update_val", "lock_gradient", "update_gradient", "wait")
@@ -103,6 +106,18 @@ class Histogram:
         used = int(np.flatnonzero(self.counts)[-1]) + 1 if self.total else 0
         return {"width": self.width, "counts": self.counts[:used].tolist(), "mean": self.mean,
                 "largest": self.largest}
+
+
+def whole_job(histogram: Histogram, comm: Comm) -> Histogram:
+    """Add the histograms of all ranks, which must have equal bins; a collective of the main thread."""
+    rows = comm.gather_all([histogram.width, histogram.total, histogram.sum, histogram.largest])
+    mine, job = copy.deepcopy(histogram), Histogram(histogram.counts.size)
+    job.width = int(rows[:, 0].max())
+    while mine.width < job.width:
+        mine.widen()
+    job.total, job.sum, job.largest = int(rows[:, 1].sum()), int(rows[:, 2].sum()), int(rows[:, 3].max())
+    job.counts = comm.gather_all([float(count) for count in mine.counts]).sum(axis=0).astype(np.int64)
+    return job
 
 
 class Telemetry:
