@@ -2,7 +2,9 @@
 // really wait; the order in which fibers (and blocks) run is forward, reverse or shuffled by a seed, so that a missing
 // barrier or a race changes the result. Shared memory is filled with NaN before each block. Array arguments run inside
 // guarded copies, so that a write outside them is found and a read outside gives NaN (AddressSanitizer finds it too).
+#include <csetjmp>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -23,8 +25,10 @@ constexpr size_t STACK_BYTES = 128 << 10;
 constexpr int WARP = 32;
 
 struct Fiber {
+  std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
+  bool begun = false;  // it waits in fiber_main for the next block; otherwise `context` is where it begins
   ucontext_t context;
-  std::vector<char> stack = std::vector<char>(STACK_BYTES);
+  jmp_buf where;
   dim3 index;
   unsigned lane, warp, mask;
   State state;
@@ -35,7 +39,7 @@ struct Fiber {
 static std::mutex device_mutex;  // one launch at a time: the state below is the device's
 static std::vector<Fiber> fibers;
 static Fiber* current;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static void* scheduler_fake_stack;
 static const void* scheduler_stack;
 static size_t scheduler_stack_bytes;
@@ -43,56 +47,66 @@ static dim3 block_index, block_dim, grid_dim;
 static void (*body)(void*);
 static void* arguments;
 
-static void switch_to_scheduler(bool last) {
+// Switches by _setjmp and _longjmp: swapcontext asks the kernel for the signal mask every time.
+static __attribute__((noinline)) void switch_to_scheduler() {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(last ? nullptr : &current->fake_stack, scheduler_stack, scheduler_stack_bytes);
+  __sanitizer_start_switch_fiber(&current->fake_stack, scheduler_stack, scheduler_stack_bytes);
 #endif
-  Fiber* self = current;
-  swapcontext(&self->context, &scheduler);
+  if (_setjmp(current->where) == 0) _longjmp(scheduler, 1);
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler_stack, &scheduler_stack_bytes);
+  __sanitizer_finish_switch_fiber(current->fake_stack, &scheduler_stack, &scheduler_stack_bytes);
 #endif
 }
 
 static void wait(State state) {
   current->state = state;
-  switch_to_scheduler(false);
+  switch_to_scheduler();
 }
 
 static void fiber_main() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
 #endif
-  body(arguments);
-  current->state = DONE;
-  switch_to_scheduler(true);
+  for (;;) {
+    body(arguments);
+    wait(DONE);
+  }
 }
 
-static void resume(Fiber& fiber) {
+static __attribute__((noinline)) void resume(Fiber& fiber) {
   current = &fiber;
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&scheduler_fake_stack, fiber.stack.data(), STACK_BYTES);
+  __sanitizer_start_switch_fiber(&scheduler_fake_stack, fiber.stack.get(), STACK_BYTES);
 #endif
-  swapcontext(&scheduler, &fiber.context);
+  if (_setjmp(scheduler) == 0) {
+    if (fiber.begun) _longjmp(fiber.where, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+  }
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
 #endif
+}
+
+static void prepare(Fiber& fiber) {
+  fiber.begun = false;
+  fiber.fake_stack = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(fiber.stack.get(), STACK_BYTES);  // what a stuck kernel left there is no longer live
+#endif
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = STACK_BYTES;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, fiber_main, 0);
 }
 
 static void start(Fiber& fiber, unsigned linear) {
   fiber.index = {linear % block_dim.x, linear / block_dim.x % block_dim.y, linear / block_dim.x / block_dim.y};
   fiber.lane = linear % WARP;
   fiber.warp = linear / WARP;
+  if (!fiber.begun || fiber.state != DONE) prepare(fiber);
   fiber.state = READY;
-  fiber.fake_stack = nullptr;
-#if defined(__SANITIZE_ADDRESS__)
-  ASAN_UNPOISON_MEMORY_REGION(fiber.stack.data(), STACK_BYTES);  // what the last run left there is no longer live
-#endif
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.data();
-  fiber.context.uc_stack.ss_size = STACK_BYTES;
-  fiber.context.uc_link = nullptr;
-  makecontext(&fiber.context, fiber_main, 0);
 }
 
 // A warp operation is complete when every lane of its mask that has not ended waits in it.
