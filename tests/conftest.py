@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sprint.kernels import cuda
 from sprint.kernels.host import HostDevice
 from sprint.kernels.simt import ORDERS, SimtDevice
 
@@ -16,27 +18,51 @@ BLOCKS = (32, 128, 256)
 def pytest_addoption(parser):
     parser.addoption("--sanitize", action="store_true",
                      help="build simt kernels with AddressSanitizer and UBSan (run under libasan: make sanitize)")
+    parser.addoption("--stand-in", action="store_true",
+                     help="run tests marked gpu on a stand-in for CuPy (fake_cupy.py), slowly, without a GPU")
+
+
+def pytest_configure(config):
+    if config.getoption("--stand-in"):
+        _load("fake_cupy").install(pytest.MonkeyPatch())
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked gpu run only where they are asked for: -m gpu."""
+    """Tests marked gpu run only where they are asked for (-m gpu), and say why where there is no GPU."""
+    of_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if "gpu" not in (config.getoption("-m") or ""):
-        skip = pytest.mark.skip(reason="needs a GPU: make test-gpu")
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(skip)
+        config.hook.pytest_deselected(items=of_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    elif of_gpu and (reason := cuda.missing()):
+        for item in of_gpu:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _load(name):
+    """A module that lies beside this file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def every_device():
-    """(id, opener) of every way to run a kernel on this machine: fast, and simt by block size and thread order."""
-    yield "fast", lambda sanitize: HostDevice(threads=2)
+    """Every way to run a kernel: fast, simt by block size and thread order, and with -m gpu on a GPU."""
+    yield pytest.param(lambda sanitize: HostDevice(threads=2), id="fast")
     for block in BLOCKS:
         for order in ORDERS:
-            yield f"simt-{block}-{order}", lambda sanitize, b=block, o=order: SimtDevice(
-                block=b, order=o, seed=b, sanitize=sanitize)
+            options = {"block": block, "order": order, "seed": block}
+            yield pytest.param(lambda sanitize, options=options: SimtDevice(**options, sanitize=sanitize),
+                               id=f"simt-{block}-{order}")
+    yield pytest.param(lambda sanitize: mirrored_cuda(), id="cuda", marks=pytest.mark.gpu)
 
 
-@pytest.fixture(params=[opener for _, opener in every_device()], ids=[name for name, _ in every_device()])
+@functools.cache
+def mirrored_cuda():
+    return _load("mirrored").MirroredCuda()
+
+
+@pytest.fixture(params=every_device())
 def device(request):
     """A kernel test that takes `device` runs in fast mode and in simt mode (3 block sizes x 3 thread orders)."""
     return request.param(request.config.getoption("--sanitize"))
@@ -54,10 +80,7 @@ def forbid_launch(device, monkeypatch):
 @pytest.fixture
 def cupy(monkeypatch):
     """A stand-in for CuPy with two devices (fake_cupy.py): the CUDA device runs without a GPU. Gives its state."""
-    spec = importlib.util.spec_from_file_location("fake_cupy", Path(__file__).parent / "fake_cupy.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.install(monkeypatch)
+    return _load("fake_cupy").install(monkeypatch)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ current device and stream are the arrays', scalars must have their declared type
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import sys
 import threading
@@ -134,16 +135,20 @@ class RawKernel:
         FAKE.launches.append(SimpleNamespace(name=self.name, grid=grid, block=block, args=args))
         FAKE.stream().queue(lambda: self.run(grid, block, args))
 
+    @functools.cached_property
+    def function(self):
+        signature = source.signatures(self.module.family)[self.name]
+        function = source.build_kernels(self.module.family, "simt")[f"launch_{self.name}"]
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, *c_types(signature)]
+        return function
+
     def run(self, grid, block, args):
-        family = self.module.family
-        signature = source.signatures(family)[self.name]
+        signature = source.signatures(self.module.family)[self.name]
         for parameter, value in zip(signature.parameters, args, strict=True):
             assert parameter.pointer or type(value) is parameter.dtype.type, (parameter.name, type(value))
             assert not parameter.pointer or value.device_id == FAKE.device()
-        function = source.build_kernels(family, "simt")[f"launch_{self.name}"]
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, *c_types(signature)]
         values = [a.data.ptr if isinstance(a, ndarray) else a.item() for a in args]
-        assert function((ctypes.c_uint * 6)(*grid, *block), 0, 0, *values) == 0, "a kernel hangs"
+        assert self.function((ctypes.c_uint * 6)(*grid, *block), 0, 0, *values) == 0, "a kernel hangs"
 
 
 class RawModule:
