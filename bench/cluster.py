@@ -15,6 +15,15 @@ from .loops import Pieces
 from .outcome import Config
 
 
+def _simpy() -> Any:
+    """The module simpy. Raises: RuntimeError that says how to get it."""
+    try:
+        import simpy
+    except ImportError:
+        raise RuntimeError("simulate: expected simpy, got none (pip install 'sprint-cnn[plan]')") from None
+    return simpy
+
+
 class Mutex:
     """First come, first served. A free one costs no event: that keeps a thousand nodes affordable."""
 
@@ -103,9 +112,7 @@ class Cluster:
 
     def __init__(self, config: Config, pieces_for: Callable[[int], Pieces], computes: Iterator[float],
                  slow: Mapping[int, float], skip: int, updates: int) -> None:
-        import simpy
-
-        self.env = simpy.Environment()
+        self.env = _simpy().Environment()
         self.pieces_for, self.computes = pieces_for, computes
         self.members = config.nodes
         self.pieces = pieces_for(self.members)

@@ -14,7 +14,7 @@ from ..engine.errors import UsageError
 from . import ILSVRC_IMAGES
 
 T = TypeVar("T")
-Net = Annotated[str, typer.Argument(metavar="NET", help="Network by name: cnn-a, cnn-b, cnn-c, lenet, mlp.")]
+Net = Annotated[str, typer.Argument(metavar="NET", help="A net that `sprint nets` lists.")]
 MachineOption = Annotated[str, typer.Option("--machine", help="Machine file, or the name of one that comes along.")]
 Images = Annotated[int, typer.Option(help="Samples of an epoch.")]
 Devices = Annotated[int | None, typer.Option(help="Devices a node; default: those of the machine.")]

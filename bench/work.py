@@ -21,8 +21,9 @@ SGEMM = {"forward": "sgemm.nn", "backward_filter": "sgemm.nt", "backward_data": 
 class Call:
     """One kind of launch in a stage: `times` of a kernel over (elements,), or of a GEMM path with (m, n, k).
 
-    group: "kernels" or "gemm"; name: of the op or of the GEMM path. sizes and times: float64 arrays, one number
-    for each sub-batch asked for. An "implicit" path is a whole convolution with its bias.
+    group: "kernels" or "gemm"; name: of the op as `sprint bench kernels` lists it, or of the GEMM path. sizes
+    and times: float64 arrays, one number for each sub-batch asked for. An "implicit" path is a whole convolution
+    with its bias.
     """
 
     stage: str
@@ -79,7 +80,7 @@ class GradientWork:
     def _product(self, stage: Stage, direction: str, outputs: Array) -> Part:
         if stage.kind == "conv":
             return self._convolution(stage, direction)
-        bias = [self._kernel(stage, "bias_gradient", outputs)] if direction == "backward_filter" else []
+        bias = [self._kernel(stage, "row_sum", outputs)] if direction == "backward_filter" else []
         return [[self._dense(stage, direction), *bias]]
 
     def _kernel(self, stage: Stage, name: str, elements: Array, times: Any = 1.0) -> Call:
@@ -115,7 +116,7 @@ class GradientWork:
             fold = "col2im" if direction == "backward_data" else "im2col"
             calls += [Call(stage.name, "gemm", SGEMM[direction], sizes, times),
                       self._kernel(stage, fold, shape.rows * columns, times)]
-        bias = {"forward": _bias(stage), "backward_filter": "bias_gradient"}.get(direction)
+        bias = {"forward": _bias(stage), "backward_filter": "row_sum"}.get(direction)
         return calls + ([self._kernel(stage, bias, stage.out_size * self.samples)] if bias else [])
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 from sprint.bench.machine import read_machine
 
-KERNELS = ("im2col", "col2im", "add_bias", "bias_relu", "bias_gradient", "relu", "relu_backward", "max_pool",
+KERNELS = ("im2col", "col2im", "add_bias", "bias_relu", "row_sum", "relu", "relu_backward", "max_pool",
            "max_pool_backward", "softmax_cross_entropy")
 STEPS = ("load_image", "deform_image", "fetch_weights", "compute_update_val", "update_gradient", "sum_gradient",
          "update_old_weights", "add_momentum", "update_momentum", "update_weights")

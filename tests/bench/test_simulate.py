@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 
@@ -194,6 +195,12 @@ def test_weather_that_does_not_fit_is_named(toy, weather, message):
     with pytest.raises(UsageError) as error:
         simulate(build("lenet"), toy, Config(4, 1, 1), Weather(**weather))
     assert str(error.value) == f"simulate: {message}"
+
+
+def test_without_simpy_one_line_says_how_to_get_it(toy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    with pytest.raises(RuntimeError, match=r"^simulate: expected simpy, got none \(pip install 'sprint-cnn\[plan\]"):
+        simulate(build("lenet"), toy, Config(1, 1, 1), Weather())
 
 
 def test_too_few_updates_are_refused(toy_data):

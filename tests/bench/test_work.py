@@ -20,7 +20,7 @@ def op_of(kernel):
     """The op that a kernel of some special form belongs to."""
     if kernel.startswith("max_pool"):
         return "max_pool_backward" if "backward" in kernel else "max_pool"
-    return {"row_sum": "bias_gradient"}.get(kernel, kernel)
+    return kernel
 
 
 def calls_of(spec, subbatch, conv="explicit", kind="host", limit=None):
