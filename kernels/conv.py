@@ -49,6 +49,7 @@ class Conv:
         self.device, self.shape, self.algo, self.choices = device, shape, algo, choices
         self.candidates = _candidates(device, shape, algo, limit_bytes)
         self._chosen: dict[str, Algorithm] = {}
+        self._keys = {direction: _key(device, shape, direction) for direction in DIRECTIONS}
 
     def workspace_bytes(self) -> int:
         """Bytes that a call may need: of the chosen algorithms, or of all that are still to be timed."""
@@ -91,7 +92,7 @@ class Conv:
         """The chosen algorithm of a direction, or all candidates while none is chosen."""
         if len(self.candidates) == 1 or direction in self._chosen:
             return [self._chosen.get(direction, self.candidates[0])]
-        known = self.choices.get(self._key(direction))
+        known = self.choices.get(self._keys[direction])
         for algorithm in self.candidates:
             if algorithm.name == known:
                 self._chosen[direction] = algorithm
@@ -102,23 +103,24 @@ class Conv:
         if len(self._possible(direction)) > 1:
             with self.choices.measuring:  # a worker beside this one may just have timed the same shape
                 if len(self._possible(direction)) > 1:
-                    self.choices.put(self._key(direction), fastest(self.device, self.candidates, call).name)
+                    self.choices.put(self._keys[direction], fastest(self.device, self.candidates, call).name)
         call(self._possible(direction)[0])
 
-    def _key(self, direction: str) -> str:
-        s = self.shape
-        sizes = f"x{s.x} w{s.w} stride{s.stride} pad{s.pad}".replace(" ", "")
-        return f"{device_tag(self.device)} {direction} {sizes}"
+
+def _key(device: Device, shape: ConvShape, direction: str) -> str:
+    sizes = (*shape.x, *shape.w, *shape.stride, *shape.pad)
+    return f"{device_tag(device)} {direction} {'x'.join(map(str, sizes))}"
 
 
 def _candidates(device: Device, shape: ConvShape, algo: str, limit_bytes: int | None) -> list[Algorithm]:
-    if algo == "explicit":
-        return [Explicit(device, shape, limit_bytes)]
-    if algo == "implicit":
-        return [implicit(device, shape, limit_bytes)]
-    try:
-        return [Explicit(device, shape, limit_bytes), implicit(device, shape, limit_bytes)]
-    except ValueError:  # not one image's columns fit
-        return [implicit(device, shape, limit_bytes)]
-    except RuntimeError:
-        return [Explicit(device, shape, limit_bytes)]
+    """Algorithms that suit the shape and the limit. Raises ValueError, with the last reason, when none does."""
+    makers: dict[str, Callable[..., Algorithm]] = {"explicit": Explicit, "implicit": implicit}
+    found: list[Algorithm] = []
+    for name in makers if algo == "auto" else (algo,):
+        try:
+            found.append(makers[name](device, shape, limit_bytes))
+        except ValueError as error:
+            reason = error
+    if not found:
+        raise reason
+    return found

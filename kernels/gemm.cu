@@ -3,16 +3,16 @@
 #include "tile.cuh"
 
 template <class T>
-__device__ inline void gemm_tile(float* shared, Matrix a, Matrix b, float* c, i64 ldc, i64 k, float alpha, float beta) {
+__device__ inline void gemm_tile(float* shared, Matrix a, Matrix b, float* c, i64 ldc, int k, float alpha, float beta) {
   const i64 m = a.rows, n = b.rows;
   const i64 tiles_down = ceil_div(m, T::M);  // neighbouring blocks share columns of b, the longer operand as a rule
   const i64 row0 = blockIdx.x % tiles_down * T::M, column0 = blockIdx.x / tiles_down * T::N;
   const Fetch at_a = fetch(a.step == 1), at_b = fetch(b.step == 1);
-  Strip rows = strip(a, at_a, row0, k), columns = strip(b, at_b, column0, k);
+  Strip rows = strip(a, at_a, row0), columns = strip(b, at_b, column0);
   float sum[T::TM][T::TN] = {};
   multiply<T>(
-      shared, sum, ceil_div(k, DEPTH), at_a, [&](float(&out)[T::A]) { load(rows, out); }, at_b,
-      [&](float(&out)[T::B]) { load(columns, out); });
+      shared, sum, k, at_a, [&](float(&out)[T::A], int left) { load(rows, out, left); }, at_b,
+      [&](float(&out)[T::B], int left) { load(columns, out, left); });
   float* corner = c + row0 * ldc + column0;
   if (beta == 0)  // c may hold anything, NaN too
     write<T>(sum, corner, ldc, m - row0, n - column0, [=](float s, int, const float*) { return alpha * s; });
@@ -23,7 +23,7 @@ __device__ inline void gemm_tile(float* shared, Matrix a, Matrix b, float* c, i6
 
 // One block a tile of 128 x 128 (large) or 64 x 64. Rows of a, b, c lie lda, ldb, ldc elements apart.
 extern "C" __global__ void __launch_bounds__(256, 2)
-gemm(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, i64 m, i64 n, i64 k, i64 lda, i64 ldb,
+gemm(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, i64 m, i64 n, int k, i64 lda, i64 ldb,
      i64 ldc, int trans_a, int trans_b, float alpha, float beta, int large) {
   typedef Tile<128, 128, 8, 8> Large;
   typedef Tile<64, 64, 4, 4> Small;

@@ -66,22 +66,18 @@ __device__ inline void multiply_slab(const float* a, const float* b, float (&sum
   }
 }
 
-// sum += the product of `slabs` slabs. `shared` holds T::SHARED floats; at_a and at_b say what the loaders fetch.
+// sum += the product of all slabs of `depth`. `shared` holds T::SHARED floats. load_a(out, left) and load_b fetch what at_a
+// and at_b say of the next slab, of which `left` remain: zero where k >= left.
 template <class T, class LoadA, class LoadB>
-__device__ inline void multiply(float* shared, float (&sum)[T::TM][T::TN], i64 slabs, Fetch at_a, LoadA load_a, Fetch at_b,
+__device__ inline void multiply(float* shared, float (&sum)[T::TM][T::TN], int depth, Fetch at_a, LoadA load_a, Fetch at_b,
                                 LoadB load_b) {
   constexpr int SLAB_A = DEPTH * (T::M + PAD), SLAB_B = DEPTH * (T::N + PAD);
   float *const a = shared, *const b = shared + 2 * SLAB_A;
   float next_a[T::A], next_b[T::B];
-  for (i64 slab = -1; slab < slabs; ++slab) {
-    const bool more = slab + 1 < slabs;
-    const int current = slab & 1;
-    if (more) load_a(next_a), load_b(next_b);
-    if (slab >= 0) multiply_slab<T>(a + current * SLAB_A, b + current * SLAB_B, sum);
-    if (more) {
-      put<T::M>(a + (1 - current) * SLAB_A, at_a, next_a);
-      put<T::N>(b + (1 - current) * SLAB_B, at_b, next_b);
-    }
+  for (int left = depth, current = 1; left > -DEPTH; left -= DEPTH, current ^= 1) {
+    if (left > 0) load_a(next_a, left), load_b(next_b, left);
+    if (left != depth) multiply_slab<T>(a + current * SLAB_A, b + current * SLAB_B, sum);
+    if (left > 0) put<T::M>(a + (current ^ 1) * SLAB_A, at_a, next_a), put<T::N>(b + (current ^ 1) * SLAB_B, at_b, next_b);
     __syncthreads();
   }
 }
@@ -96,23 +92,24 @@ struct Matrix {
 struct Strip {
   const float* next;  // its first element of the next slab
   i64 row_step, step;
-  i64 rows, depth;  // that exist from there on
+  int rows;  // that exist from there on
+  int k;
 };
-__device__ inline Strip strip(Matrix from, Fetch at, i64 row0, i64 depth) {
+__device__ inline Strip strip(Matrix from, Fetch at, i64 row0) {
   const i64 row = row0 + at.row;
-  return {from.data + row * from.row_step + at.k * from.step, from.row_step, from.step, from.rows - row, depth - at.k};
+  return {from.data + row * from.row_step + at.k * from.step, from.row_step, from.step,
+          (int)min(from.rows - row, (i64)1 << 30), at.k};
 }
 template <int COUNT>
-__device__ inline void load(Strip& from, float (&out)[COUNT]) {
+__device__ inline void load(Strip& from, float (&out)[COUNT], int left) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i)
-    out[i] = from.depth > 0 && i * LANES < from.rows ? from.next[i * LANES * from.row_step] : 0.f;
+    out[i] = from.k < left && i * LANES < from.rows ? from.next[i * LANES * from.row_step] : 0.f;
   from.next += DEPTH * from.step;
-  from.depth -= DEPTH;
 }
 
 // Write the part rows x columns of the tile that exists; `corner` is where its first element goes, rows lie ldc apart.
-// value(sum, row, to) is what *to becomes.
+// value(sum[i][j], i, to) is what *to becomes.
 struct alignas(16) Four {
   float x, y, z, w;
 };
@@ -129,13 +126,13 @@ __device__ inline void write(const float (&sum)[T::TM][T::TN], float* corner, i6
       const int column = tile_column<T>(j);
       float* to = line + column;
       if (fours && column + 4 <= columns) {
-        const Four four = {value(sum[i][j], row, to), value(sum[i][j + 1], row, to + 1),
-                           value(sum[i][j + 2], row, to + 2), value(sum[i][j + 3], row, to + 3)};
+        const Four four = {value(sum[i][j], i, to), value(sum[i][j + 1], i, to + 1),
+                           value(sum[i][j + 2], i, to + 2), value(sum[i][j + 3], i, to + 3)};
         ((Four*)line)[column / 4] = four;
       } else {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (column + e < columns) to[e] = value(sum[i][j + e], row, to + e);
+          if (column + e < columns) to[e] = value(sum[i][j + e], i, to + e);
       }
     }
   }
