@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from . import __version__
-from .bench import commands_model
+from .bench import commands_bench, commands_model
 from .engine.config import TrainConfig, flag
 from .engine.errors import UsageError
 
@@ -122,6 +122,7 @@ def doctor(as_json: Json = False) -> None:
 
 for command in (commands_model.predict, commands_model.plan, commands_model.simulate):
     app.command()(command)
+app.add_typer(commands_bench.app, name="bench")
 
 
 def run(arguments: list[str]) -> int:

@@ -1,0 +1,29 @@
+"""Output files: known to be writable before anything is measured, and whole or not there at all."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from ..engine.errors import UsageError
+from ..kernels.source import replace_file
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Raise UsageError, naming the option, when `path` cannot be written."""
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir():
+        raise UsageError(f"{option}: expected a file to write, got the folder {path}")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            path.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"{option}: expected a file that can be written, got {path} ({error.strerror})") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` so that readers see the old file or the whole new one."""
+    replace_file(path, text.encode())

@@ -1,0 +1,100 @@
+"""Results of the kernel benchmark for people: a table on the screen, and one in Markdown for a README."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .ceilings import Ceilings
+from .kernels import Result
+
+WIDTH = 150
+NOTES = ("ms: on the device, median, minimum and median absolute deviation (MAD) of n calls, each on cold caches "
+         "(flushed by reading twice their size) and on other arrays than the call before; launch: ms of the calling "
+         "thread before the kernel runs; first: ms of the first call, which compiles or loads; MB: 10^6 bytes that "
+         "must move; % of the ceiling that the case meets first, mem (the best copy with these threads) or flop (the "
+         "peak of sgemm); x library: how many times faster than BLAS, or than a NumPy copy of as many bytes.")
+
+
+def console() -> Console:
+    """A console as wide as the terminal, or wide enough for every column."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+
+
+def ceilings_line(ceilings: Ceilings) -> str:
+    """The ceilings in one line."""
+    threads = f"{ceilings.threads} thread{'s' * (ceilings.threads > 1)}"
+    return (f"ceilings, measured in this run: copy {ceilings.copy_gb_per_s:.1f} GB/s ({ceilings.copy_method}, "
+            f"{threads}, beyond the {ceilings.cache_bytes >> 20} MiB cache), in cache {ceilings.cached_gb_per_s:.0f} "
+            f"GB/s, sgemm {ceilings.sgemm_gflop_per_s:.0f} GFLOP/s")
+
+
+def print_results(out: Console, results: Sequence[Result]) -> None:
+    """The table of what was timed, then one line for everything that was not."""
+    timed = [result for result in results if result.times]
+    if timed:
+        out.print(_table(timed))
+        out.print(NOTES, style="dim")
+    print_checked(out, [result for result in results if result.status == "checked"])
+    for result in results:
+        if result.status in ("wrong", "refused", "skipped"):
+            out.print(f"{result.status}: {result.case.problem}: {result.note}", soft_wrap=True, markup=False)
+
+
+def print_checked(out: Console, results: Sequence[Result]) -> None:
+    """One line for every case that was only checked."""
+    for result in results:
+        block = "" if result.block is None else f" block {result.block}"
+        error = f"worst error {result.worst:.3f} of the tolerance"
+        out.print(f"right: {result.case.problem}{block}: {error}", soft_wrap=True)
+
+
+def _table(results: Sequence[Result]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("problem", no_wrap=True)
+    rows = [_cells(result) for result in results]
+    shown = [key for key in rows[0] if any(row[key] for row in rows)]
+    for key in shown:
+        table.add_column(key, justify="right", no_wrap=True)
+    for result, row in zip(results, rows, strict=True):
+        table.add_row(result.case.problem.text, *(row[key] for key in shown))
+    return table
+
+
+def _cells(result: Result) -> dict[str, str]:
+    spread, calls = result.spread, result.case.calls
+    assert result.times is not None and result.peer is not None
+    return {"block": "" if result.block is None else str(result.block), "calls": "" if calls is None else str(calls),
+            "ms": _ms(spread.median), "min": _ms(spread.least), "MAD": _ms(spread.mad), "n": str(spread.repeats),
+            "launch": "-" if result.launch_ms is None else _ms(result.launch_ms), "first": _ms(result.times.first),
+            "MB": f"{result.case.bytes_moved / 1e6:.4g}", "GB/s": f"{result.gb_per_s:.1f}",
+            "GFLOP/s": f"{result.gflop_per_s:.1f}", "% ceiling": _percent(result),
+            "x library": f"{result.ratio:.2f} {result.peer[0].split()[0]}"}
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _percent(result: Result) -> str:
+    return f"{result.percent:.0f} {'mem' if result.limit == 'memory' else 'flop'}"
+
+
+def markdown(results: Sequence[Result], machine: dict[str, Any], ceilings: Ceilings, command: str) -> str:
+    """A Markdown table of what was timed, with the machine, the ceilings and the command that wrote it."""
+    head = ["problem", "ms", "± MAD", "n", "GB/s", "GFLOP/s", "% of ceiling", "x library"]
+    lines = [f"`{command}` on {machine['device']}, sprint {machine['sprint']}; {ceilings_line(ceilings)}.", "",
+             "| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for result in results:
+        if result.times and result.peer:
+            row = _cells(result)
+            cells = [row["ms"], row["MAD"], row["n"], row["GB/s"], row["GFLOP/s"], row["% ceiling"]]
+            block = "" if result.block is None else f" block {result.block}"
+            ratio = f"{result.ratio:.2f} ({result.peer[0]})"
+            lines.append(f"| `{result.case.problem}`{block} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join([*lines, "", NOTES])
