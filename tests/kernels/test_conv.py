@@ -28,21 +28,17 @@ SHAPES = {
 }
 
 
-def runners():
-    yield "fast", "explicit"
-    yield "fast", "implicit"
-    for order in ORDERS:
-        yield order, "implicit"
-    yield "shuffle", "explicit"
+RUNNERS = [("fast", "explicit"), ("fast", "implicit"), *((f"simt-256-{order}", "implicit") for order in ORDERS),
+           ("simt-256-shuffle", "explicit")]
 
 
-@pytest.fixture(params=list(runners()), ids=lambda pair: f"{pair[0]}-{pair[1]}")
+@pytest.fixture(params=RUNNERS, ids=["-".join(pair) for pair in RUNNERS])
 def runner(request):
     """(device, algorithm): the host's fast mode with both, tiles in each thread order, columns in simt mode."""
     mode, algo = request.param
     if mode == "fast":
         return HostDevice(threads=2), algo
-    return SimtDevice(order=mode, seed=11, sanitize=request.config.getoption("--sanitize")), algo
+    return SimtDevice(order=mode.removeprefix("simt-256-"), seed=11, sanitize=request.config.getoption("--sanitize")), algo
 
 
 @pytest.fixture(params=SHAPES.values(), ids=SHAPES)

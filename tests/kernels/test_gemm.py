@@ -14,7 +14,7 @@ TRANSPOSES = [(False, False), (False, True), (True, False), (True, True)]
 BLAS, TILED = "blas", "tiled"
 
 
-@pytest.fixture(params=["fast", *ORDERS])
+@pytest.fixture(params=["fast", *ORDERS], ids=["fast", *(f"simt-256-{order}" for order in ORDERS)])
 def runner(request):
     """(device, algorithm): BLAS on the host, tiles in each thread order."""
     if request.param == "fast":
