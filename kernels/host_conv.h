@@ -39,102 +39,127 @@ void each_row(const Conv& g, i64 first, i64 count, F f) {
   }
 }
 
-// `length` columns from `to` on read x from `from` on (relative to a channel), stride_w apart; from < 0 means zeros.
-struct Segment {
+// Lanes of one vector of columns that read x in a stretch: lane e at from + e * stride_w, relative to a channel.
+struct Part {
   i64 from;
-  int to, length;
+  uint32_t mask;
 };
+constexpr uint32_t ALL_LANES = (1u << LANES) - 1;
 
-// The segments of `count` columns, cut into panels of `width` columns; the last panel is filled up with zeros.
+// The parts of a stretch of columns, LANES columns after LANES columns; lanes without a part are padding, hence zero.
 // Without padding one plan serves all filter taps: they differ by r * W + s.
 struct Plan {
-  Segment* segments;
-  i64* start;  // of each panel's segments; one more than panels
-  i64* reach;  // farthest float that a vector copy of the panel reads, relative to the channel
-  i64 used;
+  Part* parts;
+  i64* start;  // of each vector's parts, of an empty vector behind the last, and its end
 
-  Plan(Arena& arena, i64 columns, i64 width) {
-    const i64 panels = ceil_div(columns, width);
-    segments = arena.take<Segment>(columns + panels);
-    start = arena.take<i64>(panels + 1);
-    reach = arena.take<i64>(panels);
-  }
   Plan() = default;
-
-  void build(const Conv& g, i64 first, i64 count, i64 width, i64 r, i64 s) {
-    used = start[0] = 0;
-    i64 panel = 0;
-    for (i64 t = 0; t < count; t += width, start[++panel] = used) {
-      const i64 columns = std::min(width, count - t);
-      each_row(g, first + t, columns, [&](i64 to, i64 length, i64 n, i64 p, i64 q) { add(g, to, length, n, p, q, r, s); });
-      if (columns < width) segments[used++] = {-1, (int)columns, (int)(width - columns)};
-      reach[panel] = 0;
-      for (i64 i = start[panel]; i < used; ++i)
-        if (segments[i].from >= 0)
-          reach[panel] = std::max(reach[panel], segments[i].from + round_up(segments[i].length, LANES));
-    }
+  Plan(Arena& arena, i64 columns) : parts(arena.take<Part>(columns)) {
+    start = arena.take<i64>(ceil_div(columns, LANES) + 2);
   }
 
-  void add(const Conv& g, i64 to, i64 length, i64 n, i64 p, i64 q, i64 r, i64 s) {
-    const i64 h = p * g.stride_h + r - g.pad_h, end = q + length;
-    i64 low = std::min(end, std::max(q, ceil_div(std::max<i64>(0, g.pad_w - s), g.stride_w)));
-    i64 high = std::max(low, std::min(end, (g.W - 1 + g.pad_w - s + g.stride_w) / g.stride_w));
-    if (h < 0 || h >= g.H || g.W - 1 + g.pad_w < s) low = high = end;
-    if (low > q) segments[used++] = {-1, (int)to, (int)(low - q)};
-    if (high > low)
-      segments[used++] = {(n * g.H + h) * g.W + low * g.stride_w + s - g.pad_w, (int)(to + low - q), (int)(high - low)};
-    if (end > high) segments[used++] = {-1, (int)(to + high - q), (int)(end - high)};
+  void build(const Conv& g, i64 first, i64 count, i64 r, i64 s) {
+    i64 used = start[0] = 0, vectors = 0;
+    for (i64 t = 0; t < count; t += LANES, start[++vectors] = used)
+      each_row(g, first + t, std::min<i64>(LANES, count - t), [&](i64 to, i64 length, i64 n, i64 p, i64 q) {
+        const i64 h = p * g.stride_h + r - g.pad_h, left = s - g.pad_w, end = q + length;
+        if (h < 0 || h >= g.H || g.W - 1 < left) return;
+        const i64 low = std::max(q, ceil_div(std::max<i64>(0, -left), g.stride_w));
+        const i64 high = std::min(end, (g.W - 1 - left) / g.stride_w + 1);
+        if (high <= low) return;
+        const i64 from = (n * g.H + h) * g.W + low * g.stride_w + left, lane = to + low - q;
+        parts[used++] = {from - lane * g.stride_w, ((1u << (high - low)) - 1) << lane};
+      });
+    start[vectors + 1] = used;
   }
+  const Part* begin(i64 vector) const { return parts + start[vector]; }
+  const Part* end(i64 vector) const { return parts + start[vector + 1]; }
 };
 
 // The plans of all taps of one stretch of columns.
 struct Plans {
   Plan* plans;
   i64 taps;
-  Plans(Arena& arena, const Conv& g, i64 columns, i64 width, bool every_tap) : taps(every_tap ? g.R * g.S : 1) {
+  Plans(Arena& arena, const Conv& g, i64 columns) : taps(g.padded() ? g.R * g.S : 1) {
     plans = arena.take<Plan>(taps);
     for (i64 i = 0; i < taps; ++i) {
-      Plan plan(arena, columns, width);
+      const Plan plan(arena, columns);
       if (arena.base) plans[i] = plan;
     }
   }
-  void build(const Conv& g, i64 first, i64 count, i64 width) {
-    for (i64 i = 0; i < taps; ++i) plans[i].build(g, first, count, width, i / g.S, i % g.S);
+  void build(const Conv& g, i64 first, i64 count) {
+    for (i64 i = 0; i < taps; ++i) plans[i].build(g, first, count, i / g.S, i % g.S);
   }
 };
 
-// Vectors from..from+length-1, and up to LANES - 1 floats more, to `to`. The empty asm keeps it from becoming a call.
-inline void copy_vectors(float* to, const float* from, i64 length) {
-  for (i64 e = 0; e < length; e += LANES) {
-    store(to + e, load(from + e));
-    asm("");
+inline vec load_part(const float* from, uint32_t mask, i64 stride, vec otherwise) {
+  if (stride == 1) return masked_load(from, mask, otherwise);
+  for (int e = 0; e < LANES; ++e)
+    if (mask >> e & 1) otherwise[e] = from[e * stride];
+  return otherwise;
+}
+
+// One vector of columns of the row that starts at base.
+inline vec gather(const Plan& plan, i64 vector, const float* base, i64 stride = 1) {
+  const Part *part = plan.begin(vector), *end = plan.end(vector);
+  if (part < end && part->mask == ALL_LANES && stride == 1) return load(base + part->from);
+  vec result = {};
+  for (; part < end; ++part) result = load_part(base + part->from, part->mask, stride, result);
+  return result;
+}
+
+// The opposite: base[lane] = v, or += v, for the lanes that are not padding.
+template <bool ADD>
+inline void scatter(const Plan& plan, i64 vector, float* base, vec v, i64 stride = 1) {
+  for (const Part *part = plan.begin(vector), *end = plan.end(vector); part < end; ++part) {
+    float* to = base + part->from;
+    if (stride == 1) {
+      if (part->mask == ALL_LANES) store(to, ADD ? load(to) + v : v);
+      else masked_store(to, part->mask, ADD ? masked_load(to, part->mask, v) + v : v);
+      continue;
+    }
+    for (int e = 0; e < LANES; ++e)
+      if (part->mask >> e & 1) to[e * stride] = ADD ? to[e * stride] + v[e] : v[e];
   }
 }
 
-// Copies panel `panel` of one row (c, r, s) of the column matrix to dst. May write LANES - 1 floats behind the panel;
-// never reads at or behind x_end.
-inline void copy_row(const Plan& plan, i64 panel, const float* x, const float* x_end, i64 stride, float* dst) {
-  const bool vectors = stride == 1 && plan.reach[panel] <= x_end - x;
-  const Segment* last = plan.segments + plan.start[panel + 1];
-  for (const Segment* s = plan.segments + plan.start[panel]; s < last; ++s) {
-    float* to = dst + s->to;
-    const float* from = x + s->from;
-    if (s->from < 0) for (int e = 0; e < s->length; e += LANES) store(to + e, vec{});
-    else if (vectors) copy_vectors(to, from, s->length);
-    else for (int e = 0; e < s->length; ++e) to[e] = from[e * stride];
+// Offsets of rows first.. of the column matrix, for the two below.
+inline void find_rows(const Conv& g, const Plans& plans, i64 first, i64 rows, i64* offsets) {
+  const i64 taps = g.R * g.S;
+  for (i64 i = 0; i < rows; ++i) {
+    const i64 tap = (first + i) % taps, c = (first + i) / taps;
+    offsets[i] = c * g.image() + (plans.taps > 1 ? 0 : tap / g.S * g.W + tap % g.S);
   }
 }
 
-// Row `row` = (c, r, s) of the column matrix: the plan and the base in x.
-struct RowSource {
-  const Plan* plan;
-  const float* base;
-  RowSource(const Conv& g, const Plans& plans, const float* x, i64 row) {
-    const i64 tap = row % (g.R * g.S), c = row / (g.R * g.S);
-    plan = plans.plans + (plans.taps > 1 ? tap : 0);
-    base = x + c * g.image() + (plans.taps > 1 ? 0 : tap / g.S * g.W + tap % g.S);
+// Calls f(plan, i) for rows first.. of the column matrix, the rows of one tap after each other.
+template <class F>
+inline void each_tap_row(const Conv& g, const Plans& plans, i64 first, i64 rows, F f) {
+  const i64 taps = g.R * g.S;
+  for (i64 tap = 0; tap < taps; ++tap)
+    for (i64 i = (tap + taps - first % taps) % taps; i < rows; i += taps) f(plans.plans[plans.taps > 1 ? tap : 0], i);
+}
+
+// One vector of columns of `rows` rows from `first` on, to dst, dst + ld, ...; offsets from find_rows.
+inline void pack_vector(const Conv& g, const Plans& plans, i64 vector, const float* x, const i64* offsets, i64 first,
+                        i64 rows, float* dst, i64 ld) {
+  const Part* part = plans.plans->begin(vector);
+  const i64 parts = plans.plans->end(vector) - part;
+  if (plans.taps > 1 || g.stride_w > 1 || parts == 0 || parts > 2) {
+    each_tap_row(g, plans, first, rows, [&](const Plan& plan, i64 i) {
+      store(dst + i * ld, gather(plan, vector, x + offsets[i], g.stride_w));
+    });
+  } else if (parts == 2) {
+    const Part one = part[0], two = part[1];
+    for (i64 i = 0; i < rows; ++i) {
+      const vec v = masked_load(x + offsets[i] + one.from, one.mask, vec{});
+      store(dst + i * ld, masked_load(x + offsets[i] + two.from, two.mask, v));
+    }
+  } else {
+    const Part one = *part;
+    if (one.mask == ALL_LANES) for (i64 i = 0; i < rows; ++i) store(dst + i * ld, load(x + offsets[i] + one.from));
+    else for (i64 i = 0; i < rows; ++i) store(dst + i * ld, masked_load(x + offsets[i] + one.from, one.mask, vec{}));
   }
-};
+}
 
 // The gradient that comes in: dy at the layer's output. With y it passes ReLU (y > 0); with arg it is pooled,
 // (K, N, P/pool, Q/pool), and goes to each window's element arg (row-major within the window).

@@ -26,11 +26,13 @@ struct DataBlocks {
 
 struct DataScratch {
   float *a, *b, *column, *row;
+  i64* offsets;
   Plans plans;
-  DataScratch(Arena& arena, const DataBlocks& d) : plans(arena, d.g, d.ld(), d.ld(), d.g.padded()) {
+  DataScratch(Arena& arena, const DataBlocks& d) : plans(arena, d.g, d.ld()) {
     a = arena.take<float>(ceil_div(d.rows(), MR) * MP * d.g.K);
     b = arena.take<float>(d.ld() * d.g.K);
     column = arena.take<float>(d.rows() * d.ld());
+    offsets = arena.take<i64>(d.rows());
     row = arena.take<float>(d.ld() + 2 * d.g.pool);
   }
 };
@@ -62,31 +64,14 @@ void pack_filters(const Conv& g, const float* w, i64 first, i64 rows, float* pac
     }
 }
 
-inline void add_run(float* to, const float* from, i64 length) {
-  i64 e = 0;
-  for (; e + LANES <= length; e += LANES) store(to + e, load(to + e) + load(from + e));
-#if defined(__AVX512F__)
-  const __mmask16 rest = (__mmask16)((1u << (length - e)) - 1);
-  const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(rest, to + e), _mm512_maskz_loadu_ps(rest, from + e));
-  if (rest) _mm512_mask_storeu_ps(to + e, rest, sum);
-#else
-  for (; e < length; ++e) to[e] += from[e];
-#endif
-}
-
-// Adds the column gradients of channels first.. to dx: the opposite of copy_row.
-void scatter(const DataBlocks& d, const DataScratch& s, float* dx, i64 first, i64 channels) {
-  const Conv& g = d.g;
-  for (i64 row = 0; row < channels * g.R * g.S; ++row) {
-    const RowSource target(g, s.plans, dx, first * g.R * g.S + row);
-    float* base = dx + (target.base - dx);
-    const float* column = s.column + row * d.ld();
-    for (i64 i = 0; i < target.plan->start[1]; ++i) {
-      const Segment& t = target.plan->segments[i];
-      if (t.from < 0) continue;
-      if (g.stride_w == 1) add_run(base + t.from, column + t.to, t.length);
-      else for (int e = 0; e < t.length; ++e) base[t.from + e * g.stride_w] += column[t.to + e];
-    }
+// Adds the column gradients of channels first.. to dx: the opposite of packing.
+void add_columns(const DataBlocks& d, const DataScratch& s, float* dx, i64 first, i64 channels, i64 columns) {
+  const i64 taps = d.g.R * d.g.S, rows = channels * taps;
+  find_rows(d.g, s.plans, first * taps, rows, s.offsets);
+  for (i64 i = 0; i < rows; ++i) {
+    const Plan& plan = s.plans.plans[s.plans.taps > 1 ? i % taps : 0];
+    for (i64 v = 0; v * LANES < columns; ++v)
+      scatter<true>(plan, v, dx + s.offsets[i], load(s.column + i * d.ld() + v * LANES), d.g.stride_w);
   }
 }
 
@@ -113,12 +98,12 @@ void data_task(const DataBlocks& d, const Gradient& dy, const float* w, float* d
   for (i64 j = begin; j < end; j += d.ld()) {
     const i64 columns = std::min(d.ld(), end - j);
     pack_gradient(d, dy, s, j, columns);
-    s.plans.build(g, j, columns, d.ld());
+    s.plans.build(g, j, columns);
     for (i64 c = first; c < last; c += d.block_channels) {
       const i64 channels = std::min(d.block_channels, last - c);
       pack_filters(g, w, c * taps, channels * taps, s.a);
       multiply_filters(d, s, channels * taps, columns);
-      scatter(d, s, dx, c, channels);
+      add_columns(d, s, dx, c, channels, columns);
     }
   }
 }

@@ -38,7 +38,7 @@ struct FilterBlocks {
 struct FilterScratch {
   float *a, *b, *rows;
   Plans plans;
-  FilterScratch(Arena& arena, const FilterBlocks& f) : plans(arena, f.g, f.depth, f.depth, f.g.padded()) {
+  FilterScratch(Arena& arena, const FilterBlocks& f) : plans(arena, f.g, f.depth) {
     a = arena.take<float>(MR * LDA);
     b = arena.take<float>(f.ldk * f.depth);
     rows = arena.take<float>(LANES * (LDA + 2 * f.g.pool));
@@ -86,13 +86,12 @@ void finish_bias_gradient(i64 shares, i64 ldk, i64 K, const float* partial, floa
 // Product of one block of columns, added to rows first..last-1 of this share's dw^T.
 void multiply_columns(const FilterBlocks& f, const FilterScratch& s, const float* x, i64 first, i64 last, i64 columns,
                       bool add, float* dw) {
-  const float* end = x + f.g.C * f.g.image();
   for (i64 i = first; i < last; i += f.tile_rows) {
     const int rows = (int)std::min(f.tile_rows, last - i);
-    for (int r = 0; r < rows; ++r) {
-      const RowSource row(f.g, s.plans, x, i + r);
-      copy_row(*row.plan, 0, row.base, end, f.g.stride_w, s.a + r * LDA);
-    }
+    i64 offsets[MR];
+    find_rows(f.g, s.plans, i, rows, offsets);
+    for (i64 v = 0; v * LANES < columns; ++v)
+      pack_vector(f.g, s.plans, v, x, offsets, i, rows, s.a + v * LANES, LDA);
     for (i64 k = 0; k < f.g.K; k += NR) {
       float* c = dw + i * f.ldk + k;
       const Target target{c, f.ldk, (int)round_up(std::min<i64>(NR, f.g.K - k), LANES), add ? c : nullptr, f.ldk};
@@ -115,7 +114,7 @@ void filter_task(const FilterBlocks& f, const Gradient& dy, const float* x, bool
     const i64 columns = std::min(f.depth, end - j);
     turn_gradient(f, dy, s, j, columns);
     if (bias && part == 0) add_bias_gradient(f.ldk, s.b, columns, db);
-    s.plans.build(f.g, j, columns, columns);
+    s.plans.build(f.g, j, columns);
     multiply_columns(f, s, x, first, last, columns, j > begin, dw);
   }
 }

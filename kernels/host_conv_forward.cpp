@@ -24,15 +24,17 @@ struct ForwardBlocks {
     tiles = ceil_div(g.K, tile_rows);
     row_blocks = strips >= 4 * threads ? 1 : std::min(tiles, ceil_div(2 * threads, strips));
   }
-  i64 panel_floats() const { return kc * NR + LANES; }  // copy_row writes behind the last row
+  i64 panel_floats() const { return kc * NR; }
   i64 tiles_at_once() const { return ceil_div(tiles, row_blocks); }
   i64 strip_ld() const { return ceil_div(strip, panels * NR) * panels * NR; }
 };
 
 struct ForwardScratch {
   float *a, *b, *partial, *full;
+  i64* offsets;
   Plans plans;
-  ForwardScratch(Arena& arena, const ForwardBlocks& f) : plans(arena, f.g, f.panels * NR, NR, f.g.padded()) {
+  ForwardScratch(Arena& arena, const ForwardBlocks& f) : plans(arena, f.g, f.panels * NR) {
+    offsets = arena.take<i64>(f.kc);
     a = arena.take<float>(MR * LDA);
     b = arena.take<float>(f.panels * f.panel_floats());
     partial = arena.take<float>(f.kc < f.g.crs ? f.tiles_at_once() * f.panels * MR * NR : 0);
@@ -47,13 +49,11 @@ struct Forward {
   bool relu;
 };
 
-void pack_columns(const ForwardBlocks& f, const ForwardScratch& s, const float* x, i64 k0, i64 kc, i64 panels) {
-  const float* end = x + f.g.C * f.g.image();
-  for (i64 k = 0; k < kc; ++k) {
-    const RowSource row(f.g, s.plans, x, k0 + k);
-    for (i64 p = 0; p < panels; ++p)
-      copy_row(*row.plan, p, row.base, end, f.g.stride_w, s.b + p * f.panel_floats() + k * NR);
-  }
+// Rows k0..k0+kc-1 of the planned columns into panels (kc, NR).
+void pack_columns(const ForwardBlocks& f, const ForwardScratch& s, const float* x, i64 k0, i64 kc, i64 columns) {
+  find_rows(f.g, s.plans, k0, kc, s.offsets);
+  for (i64 v = 0; v * LANES < columns; ++v)
+    pack_vector(f.g, s.plans, v, x, s.offsets, k0, kc, s.b + v / WIDE * f.panel_floats() + v % WIDE * LANES, NR);
 }
 
 // One block of C*R*S of filters first..last-1: unfinished sums go to `partial`, the last block to `y` (rows ldy apart).
@@ -105,9 +105,9 @@ void forward_task(const ForwardBlocks& f, const Forward& op, const ForwardScratc
   const i64 last = std::min(g.K, (row_block + 1) * f.tiles / f.row_blocks * f.tile_rows);
   for (i64 j = begin; j < end; j += step) {
     const i64 columns = std::min(step, end - j);
-    s.plans.build(g, j, columns, NR);
+    s.plans.build(g, j, columns);
     for (i64 k0 = 0; k0 < g.crs; k0 += f.kc) {
-      pack_columns(f, s, op.x, k0, std::min(f.kc, g.crs - k0), ceil_div(columns, NR));
+      pack_columns(f, s, op.x, k0, std::min(f.kc, g.crs - k0), columns);
       if (g.pool > 1) multiply_block(f, op, s, k0, first, last, columns, s.full + (j - begin), f.strip_ld());
       else multiply_block(f, op, s, k0, first, last, columns, op.y + first * g.columns + j, g.columns);
     }

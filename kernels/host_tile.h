@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <omp.h>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
@@ -124,6 +124,35 @@ struct Tiles {
 };
 typedef Tiles<LDA, 1> RowTiles;  // a packed (MR, LDA): rows copied
 typedef Tiles<1, MP> ColTiles;   // a packed (kc, MP): columns copied
+
+// The lanes of `mask` of p, the others untouched or from `otherwise`. Lanes left out are not accessed; AddressSanitizer
+// sees only plain loads, so it gets those.
+#if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__)
+inline vec masked_load(const float* p, uint32_t mask, vec otherwise) {
+  return (vec)_mm512_mask_loadu_ps((__m512)otherwise, (__mmask16)mask, p);
+}
+inline void masked_store(float* p, uint32_t mask, vec v) { _mm512_mask_storeu_ps(p, (__mmask16)mask, (__m512)v); }
+#elif defined(__AVX2__) && !defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__)
+inline __m256i lanes_of(uint32_t mask) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)mask), bit), bit);
+}
+inline vec masked_load(const float* p, uint32_t mask, vec otherwise) {
+  const __m256i lanes = lanes_of(mask);
+  return (vec)_mm256_blendv_ps((__m256)otherwise, _mm256_maskload_ps(p, lanes), (__m256)lanes);
+}
+inline void masked_store(float* p, uint32_t mask, vec v) { _mm256_maskstore_ps(p, lanes_of(mask), (__m256)v); }
+#else
+inline vec masked_load(const float* p, uint32_t mask, vec otherwise) {
+  for (int e = 0; e < LANES; ++e)
+    if (mask >> e & 1) otherwise[e] = p[e];
+  return otherwise;
+}
+inline void masked_store(float* p, uint32_t mask, vec v) {
+  for (int e = 0; e < LANES; ++e)
+    if (mask >> e & 1) p[e] = v[e];
+}
+#endif
 
 // dst(0..count-1) = scale * src. Vectors when scale is 1 come from memcpy.
 inline void copy(float* dst, const float* src, i64 count, float scale = 1) {

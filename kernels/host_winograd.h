@@ -33,12 +33,12 @@ inline bool bad_winograd(const ConvShape* s, int threads) {
 struct TilePlans {
   Plan in[8], out[2];
   TilePlans(Arena& arena, const Wino& z, i64 tiles) {
-    for (int i = 0; i < (z.inside ? 1 : 8); ++i) in[i] = Plan(arena, 2 * tiles, 2 * LANES);
-    for (int i = 0; i < (z.g.pool == 1 ? 2 : 0); ++i) out[i] = Plan(arena, 2 * tiles, 2 * LANES);
+    for (int i = 0; i < (z.inside ? 1 : 8); ++i) in[i] = Plan(arena, 2 * tiles);
+    for (int i = 0; i < (z.g.pool == 1 ? 2 : 0); ++i) out[i] = Plan(arena, 2 * tiles);
   }
   void build(const Wino& z, i64 first, i64 tiles) {
-    for (int i = 0; i < (z.inside ? 1 : 8); ++i) in[i].build(z.in, 2 * first, 2 * tiles, 2 * LANES, i / 2, i % 2 * 2);
-    for (int i = 0; i < (z.g.pool == 1 ? 2 : 0); ++i) out[i].build(z.out, 2 * first, 2 * tiles, 2 * LANES, i, 0);
+    for (int i = 0; i < (z.inside ? 1 : 8); ++i) in[i].build(z.in, 2 * first, 2 * tiles, i / 2, i % 2 * 2);
+    for (int i = 0; i < (z.g.pool == 1 ? 2 : 0); ++i) out[i].build(z.out, 2 * first, 2 * tiles, i, 0);
   }
   const Plan& pair(const Wino& z, int i) const { return in[z.inside ? 0 : i]; }
   i64 shift(const Wino& z, int i) const { return z.inside ? i / 2 * z.g.W + i % 2 * 2 : 0; }
@@ -58,27 +58,15 @@ struct Pairs {
 constexpr Pairs PAIRS;
 
 inline vec shuffle(vec a, vec b, const int32_t* lanes) { return __builtin_shuffle(a, b, *(const ivec*)lanes); }
-inline void split_pairs(const float* from, vec& first, vec& second) {
-  const vec a = load(from), b = load(from + LANES);
+
+inline void gather_pairs(const Plan& plan, i64 group, const float* base, vec& first, vec& second) {
+  const vec a = gather(plan, 2 * group, base), b = gather(plan, 2 * group + 1, base);
   first = shuffle(a, b, PAIRS.even), second = shuffle(a, b, PAIRS.odd);
 }
-inline void join_pairs(float* to, vec first, vec second) {
-  store(to, shuffle(first, second, PAIRS.low)), store(to + LANES, shuffle(first, second, PAIRS.high));
-}
-
-// Pairs of group `group` of one row: in place when they lie side by side, otherwise gathered in buffer (3 * LANES).
-inline const float* find_pairs(const Plan& plan, i64 group, const float* base, const float* end, float* buffer) {
-  const Segment& s = plan.segments[plan.start[group]];
-  if (s.from >= 0 && s.length == 2 * LANES) return base + s.from;
-  copy_row(plan, group, base, end, 1, buffer);
-  return buffer;
-}
-
-// Hands each stretch of a group's pairs to f(offset of its base, place in the group, length).
-template <class F>
-inline void each_stretch(const Plan& plan, i64 group, F f) {
-  for (i64 i = plan.start[group]; i < plan.start[group + 1]; ++i)
-    if (plan.segments[i].from >= 0) f(plan.segments[i].from, plan.segments[i].to, plan.segments[i].length);
+template <bool ADD>
+inline void scatter_pairs(const Plan& plan, i64 group, float* base, vec first, vec second) {
+  scatter<ADD>(plan, 2 * group, base, shuffle(first, second, PAIRS.low));
+  scatter<ADD>(plan, 2 * group + 1, base, shuffle(first, second, PAIRS.high));
 }
 
 // ---- the transforms: along one axis in place, then along both ----
@@ -143,13 +131,9 @@ inline void filter_adjoint(const vec (&u)[4][4], vec (&w)[3][3]) {  // G' u G
 
 // ---- what goes in: x of channel c, or the gradient of filter k, of one group ----
 
-inline void input_tiles(const Wino& z, const TilePlans& plans, i64 group, const float* channel, const float* end,
-                        vec (&v)[4][4]) {
-  float buffers[8][3 * LANES];
-  const float* pairs[8];
+inline void input_tiles(const Wino& z, const TilePlans& plans, i64 group, const float* channel, vec (&v)[4][4]) {
   for (int i = 0; i < 8; ++i)
-    pairs[i] = find_pairs(plans.pair(z, i), group, channel + plans.shift(z, i), end, buffers[i]);
-  for (int i = 0; i < 8; ++i) split_pairs(pairs[i], v[i / 2][i % 2 * 2], v[i / 2][i % 2 * 2 + 1]);
+    gather_pairs(plans.pair(z, i), group, channel + plans.shift(z, i), v[i / 2][i % 2 * 2], v[i / 2][i % 2 * 2 + 1]);
   both_axes<InputForm>(v);
 }
 
@@ -168,14 +152,11 @@ inline void gradient_tiles(const Wino& z, const TilePlans& plans, const Gradient
     for (int i = 0; i < 4; ++i) d[i / 2][i % 2] = *(const ivec*)number == i ? all : vec{};
     return;
   }
-  const i64 floats = z.g.K * z.g.columns;
-  float buffers[4][3 * LANES];
   for (int r = 0; r < 2; ++r) {
-    const float *from = dy.dy + k * z.g.columns, *y = dy.y ? dy.y + k * z.g.columns : nullptr;
-    split_pairs(find_pairs(plans.out[r], group, from, dy.dy + floats, buffers[r]), d[r][0], d[r][1]);
-    if (!y) continue;
+    gather_pairs(plans.out[r], group, dy.dy + k * z.g.columns, d[r][0], d[r][1]);
+    if (!dy.y) continue;
     vec top[2];
-    split_pairs(find_pairs(plans.out[r], group, y, dy.y + floats, buffers[r + 2]), top[0], top[1]);
+    gather_pairs(plans.out[r], group, dy.y + k * z.g.columns, top[0], top[1]);
     for (int j = 0; j < 2; ++j) d[r][j] = where_positive(top[j], d[r][j]);
   }
 }
@@ -185,5 +166,8 @@ inline i64 strip_tiles(i64 channels, i64 tiles) {
   const i64 most = std::max<i64>(1, std::min<i64>(8, 8192 / channels / NR));
   return NR * std::max<i64>(1, even_split(ceil_div(tiles, NR), most));
 }
+
+// Floats from one product to the next: an odd number of cache lines, so that the 16 do not meet in one set.
+inline i64 product_step(i64 floats) { return round_up(floats, 32) + 16; }
 
 }  // namespace

@@ -5,7 +5,7 @@ namespace {
 
 struct WinoDataBlocks {
   const Wino& z;
-  i64 images, groups, strip, tile_rows, row_tiles, row_blocks, kc;
+  i64 images, groups, strip, tile_rows, row_tiles, row_blocks, kc, v_step;
 
   WinoDataBlocks(const Wino& wino, i64 threads) : z(wino) {
     const i64 plane = z.down * z.across;
@@ -17,6 +17,7 @@ struct WinoDataBlocks {
     row_tiles = ceil_div(z.g.C, tile_rows);
     row_blocks = std::min(row_tiles, groups % threads ? ceil_div(2 * threads, groups) : 1);
     kc = even_split(z.g.K, KC);
+    v_step = product_step(z.g.K * strip);
   }
   i64 filter_floats() const { return row_tiles * PRODUCTS * z.g.K * MP; }
 };
@@ -25,7 +26,7 @@ struct WinoDataScratch {
   float *v, *m;
   TilePlans plans;
   WinoDataScratch(Arena& arena, const WinoDataBlocks& d) : plans(arena, d.z, d.strip) {
-    v = arena.take<float>(PRODUCTS * d.z.g.K * d.strip);
+    v = arena.take<float>(PRODUCTS * d.v_step);
     m = arena.take<float>(PRODUCTS * MR * NR);
   }
 };
@@ -57,7 +58,7 @@ void transform_gradient(const WinoDataBlocks& d, const WinoDataScratch& s, const
       gradient_tiles(z, s.plans, dy, k, group, first + group * LANES, first + tiles, y);
       output_adjoint(y, m);
       float* to = s.v + (group / WIDE * z.g.K + k) * NR + group % WIDE * LANES;
-      for (int i = 0; i < PRODUCTS; ++i) store(to + i * z.g.K * d.strip, m[i / 4][i % 4]);
+      for (int i = 0; i < PRODUCTS; ++i) store(to + i * d.v_step, m[i / 4][i % 4]);
     }
 }
 
@@ -68,11 +69,8 @@ inline void add_group(const Wino& z, const TilePlans& plans, const float* produc
   both_axes<InputAdjoint>(m);
   for (int pair = 0; pair < 2; ++pair)  // the second pairs lie over the first of the next tiles
     for (int row = 0; row < 4; ++row) {
-      float pairs[2 * LANES];
       const int i = row * 2 + pair;
-      float* base = channel + plans.shift(z, i);
-      join_pairs(pairs, m[row][2 * pair], m[row][2 * pair + 1]);
-      each_stretch(plans.pair(z, i), group, [&](i64 at, int from, int length) { add_run(base + at, pairs + from, length); });
+      scatter_pairs<true>(plans.pair(z, i), group, channel + plans.shift(z, i), m[row][2 * pair], m[row][2 * pair + 1]);
     }
 }
 
@@ -96,7 +94,7 @@ void wino_data_task(const WinoDataBlocks& d, const Gradient& dy, const float* u,
           for (i64 k = 0; k < K; k += d.kc) {
             float* m = s.m + i * MR * NR;
             ColTiles::run((int)rows, std::min(d.kc, K - k), u + ((row * PRODUCTS + i) * K + k) * MP,
-                          s.v + i * K * d.strip + (t / NR * K + k) * NR, Target{m, NR, (int)width, k ? m : nullptr, NR});
+                          s.v + i * d.v_step + (t / NR * K + k) * NR, Target{m, NR, (int)width, k ? m : nullptr, NR});
           }
         for (i64 r = 0; r < rows; ++r)
           for (i64 e = 0; e < width; e += LANES)

@@ -19,7 +19,7 @@ struct WinoFilterBlocks {
     share = round_up(ceil_div(z.tiles, shares), LANES);
   }
   i64 partial_floats() const { return PRODUCTS * z.g.C * ldk; }
-  i64 gradient_floats() const { return DEPTH * ldk; }  // of one product
+  i64 gradient_floats() const { return product_step(DEPTH * ldk); }  // of one product
   float* v_panel(float* v, i64 product, i64 row_tile) const {
     const i64 index = product * row_tiles + row_tile;
     return v + index / ABREAST * MR * LDA + index % ABREAST * DEPTH;
@@ -71,11 +71,10 @@ void turn_tiles(const WinoFilterBlocks& f, const Gradient& dy, const WinoFilterS
 // v of `tiles` tiles of channels first..last-1, one row of a panel each.
 void transform_rows(const WinoFilterBlocks& f, const WinoFilterScratch& s, const float* x, i64 first, i64 last, i64 tiles) {
   const Wino& z = f.z;
-  const float* end = x + z.g.C * z.g.image();
   for (i64 c = first; c < last; ++c)
     for (i64 group = 0; group * LANES < tiles; ++group) {
       vec v[4][4];
-      input_tiles(z, s.plans, group, x + c * z.g.image(), end, v);
+      input_tiles(z, s.plans, group, x + c * z.g.image(), v);
       for (int i = 0; i < PRODUCTS; ++i)
         store(f.v_panel(s.v, i, c / f.tile_rows) + c % f.tile_rows * LDA + group * LANES, v[i / 4][i % 4]);
     }

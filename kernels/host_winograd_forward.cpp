@@ -4,7 +4,7 @@ namespace {
 
 struct WinoForwardBlocks {
   const Wino& z;
-  i64 strip, strips, tile_rows, row_tiles, row_blocks, kc;
+  i64 strip, strips, tile_rows, row_tiles, row_blocks, kc, v_step;
 
   WinoForwardBlocks(const Wino& wino, i64 threads) : z(wino) {
     strip = std::min(strip_tiles(z.g.C, z.tiles), round_up(ceil_div(z.tiles, threads), NR));
@@ -13,6 +13,7 @@ struct WinoForwardBlocks {
     row_tiles = ceil_div(z.g.K, tile_rows);
     row_blocks = strips >= 4 * threads ? 1 : std::min(row_tiles, ceil_div(2 * threads, strips));
     kc = even_split(z.g.C, KC);
+    v_step = product_step(z.g.C * strip);
   }
   i64 filter_floats() const { return row_tiles * PRODUCTS * z.g.C * MP; }
 };
@@ -21,7 +22,7 @@ struct WinoForwardScratch {
   float *v, *m;
   TilePlans plans;
   WinoForwardScratch(Arena& arena, const WinoForwardBlocks& f) : plans(arena, f.z, f.strip) {
-    v = arena.take<float>(PRODUCTS * f.z.g.C * f.strip);
+    v = arena.take<float>(PRODUCTS * f.v_step);
     m = arena.take<float>(PRODUCTS * MR * NR);
   }
 };
@@ -47,25 +48,13 @@ void transform_filters(const Wino& z, const float* w, i64 first, float* u) {
 // v of a strip as panels (product, panel, C, NR).
 void transform_input(const WinoForwardBlocks& f, const WinoForwardScratch& s, const float* x, i64 tiles) {
   const Wino& z = f.z;
-  const float* end = x + z.g.C * z.g.image();
   for (i64 c = 0; c < z.g.C; ++c)
     for (i64 group = 0; group * LANES < tiles; ++group) {
       vec v[4][4];
-      input_tiles(z, s.plans, group, x + c * z.g.image(), end, v);
+      input_tiles(z, s.plans, group, x + c * z.g.image(), v);
       float* to = s.v + (group / WIDE * z.g.C + c) * NR + group % WIDE * LANES;
-      for (int i = 0; i < PRODUCTS; ++i) store(to + i * z.g.C * f.strip, v[i / 4][i % 4]);
+      for (int i = 0; i < PRODUCTS; ++i) store(to + i * f.v_step, v[i / 4][i % 4]);
     }
-}
-
-inline void store_run(float* to, const float* from, i64 length) {
-  i64 e = 0;
-  for (; e + LANES <= length; e += LANES) store(to + e, load(from + e));
-#if defined(__AVX512F__)
-  const __mmask16 rest = (__mmask16)((1u << (length - e)) - 1);
-  if (rest) _mm512_mask_storeu_ps(to + e, rest, _mm512_maskz_loadu_ps(rest, from + e));
-#else
-  for (; e < length; ++e) to[e] = from[e];
-#endif
 }
 
 // First maximum of each tile and its number, NaN above all, to `count` places from y and arg on.
@@ -78,9 +67,7 @@ inline void store_maximum(const vec (&d)[2][2], float* y, uint8_t* arg, i64 coun
     best = take ? v : best;
     number = take ? i - ivec{} : number;
   }
-  float values[LANES];
-  store(values, best);
-  store_run(y, values, count);
+  masked_store(y, ALL_LANES >> (LANES - count), best);
   for (i64 e = 0; arg && e < count; ++e) arg[e] = (uint8_t)number[e];
 }
 
@@ -99,17 +86,7 @@ inline void finish_group(const Wino& z, const TilePlans& plans, const Forward& o
     const i64 at = k * z.tiles + tile;
     return store_maximum(d, op.y + at, op.arg ? op.arg + at : nullptr, std::min<i64>(LANES, z.tiles - tile));
   }
-  for (int r = 0; r < 2; ++r) {
-    float pairs[2 * LANES];
-    float* base = op.y + k * z.g.columns;
-    const Segment& s = plans.out[r].segments[plans.out[r].start[group]];
-    if (s.from >= 0 && s.length == 2 * LANES) {
-      join_pairs(base + s.from, d[r][0], d[r][1]);
-      continue;
-    }
-    join_pairs(pairs, d[r][0], d[r][1]);
-    each_stretch(plans.out[r], group, [&](i64 at, int from, int length) { store_run(base + at, pairs + from, length); });
-  }
+  for (int r = 0; r < 2; ++r) scatter_pairs<false>(plans.out[r], group, op.y + k * z.g.columns, d[r][0], d[r][1]);
 }
 
 void wino_forward_task(const WinoForwardBlocks& f, const Forward& op, const float* u, const WinoForwardScratch& scratch,
@@ -127,7 +104,7 @@ void wino_forward_task(const WinoForwardBlocks& f, const Forward& op, const floa
         for (i64 c = 0; c < C; c += f.kc) {
           float* m = s.m + i * MR * NR;
           ColTiles::run((int)rows, std::min(f.kc, C - c), u + ((row * PRODUCTS + i) * C + c) * MP,
-                        s.v + i * C * f.strip + (t / NR * C + c) * NR, Target{m, NR, (int)width, c ? m : nullptr, NR});
+                        s.v + i * f.v_step + (t / NR * C + c) * NR, Target{m, NR, (int)width, c ? m : nullptr, NR});
         }
       for (i64 r = 0; r < rows; ++r)
         for (i64 e = 0; e < width; e += LANES)
