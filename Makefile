@@ -46,7 +46,8 @@ bench: .venv/with-test  ## time the kernels on this machine
 	$(BIN)/sprint bench kernels $(ARGS)
 
 test-gpu: .venv/with-test .venv/with-cuda12  ## kernels and a short training on a GPU against the host, then timings
-	$(BIN)/python -m pytest -m gpu tests --timeout 280 -p no:cacheprovider $(ARGS)
+	@$(BIN)/python -c "import sys; from sprint.kernels.cuda import missing; sys.exit(missing())"
+	timeout 300 $(BIN)/python -m pytest -m gpu tests $(ARGS)
 
 clean:  ## remove what make and the tools have made, except runs/
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks *.egg-info

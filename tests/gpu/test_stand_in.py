@@ -1,0 +1,31 @@
+"""What make test-gpu runs is itself run without a GPU, on the stand-in for CuPy, so that it works when one is at hand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+
+def pytest_gpu(*arguments):
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=TESTS.parent)
+    return done, done.stdout.splitlines()
+
+
+def test_gpu_tests_pass_on_the_stand_in():
+    done, lines = pytest_gpu("--stand-in", "tests/gpu/test_gpu.py", "tests/kernels/test_update.py")
+    assert done.returncode == 0, done.stdout
+    assert any(line.startswith("cuda:0 (Fake GPU") for line in lines)
+    assert any(re.match(r"sgemm 32 +[0-9.]+ +[0-9.]+ GFLOP +[0-9.]+$", line) for line in lines)
+    assert int(re.search(r"(\d+) passed", lines[-1])[1]) > 50
+
+
+def test_without_a_gpu_they_say_why(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done, lines = pytest_gpu("-rs", "tests/gpu/test_gpu.py")
+    assert done.returncode == 0 and "passed" not in lines[-1]
+    assert any(re.search(r"SKIPPED .*(CuPy is not installed|hides every GPU)", line) for line in lines)
