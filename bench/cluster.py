@@ -5,7 +5,7 @@ Source: Oyama et al. 2016, algorithm 1 (GPU thread) and algorithm 2 (update thre
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
@@ -25,28 +25,22 @@ def _simpy() -> Any:
 
 
 class Mutex:
-    """First come, first served. A free one costs no event: that keeps a thousand nodes affordable."""
+    """First come, first served, without an event: everybody says at once for how long.
 
-    __slots__ = ("env", "held", "queue")
+    Requests are made in the order of time, so each can be told its moment when it asks, and what it does inside counts
+    as done for all who ask later.
+    """
 
-    def __init__(self, env: Any) -> None:
-        self.env, self.held, self.queue = env, False, deque[Any]()
+    __slots__ = ("free_at",)
 
-    def acquire(self) -> Any | None:
-        """None if it is taken at once, otherwise the event to wait for."""
-        if not self.held:
-            self.held = True
-            return None
-        turn = self.env.event()
-        self.queue.append(turn)
-        return turn
+    def __init__(self) -> None:
+        self.free_at = 0.0
 
-    def release(self) -> None:
-        """Hand it to the next in the queue."""
-        if self.queue:
-            self.queue.popleft().succeed()
-        else:
-            self.held = False
+    def enter(self, now: float, hold: float) -> float:
+        """The moment at which one who asks `now`, to stay for `hold` seconds, gets in."""
+        begin = self.free_at if self.free_at > now else now
+        self.free_at = begin + hold
+        return begin
 
 
 class Node:
@@ -54,10 +48,10 @@ class Node:
 
     __slots__ = ("buffers", "dead", "locks", "number", "pace", "version", "weights")
 
-    def __init__(self, env: Any, number: int, devices: int, pace: float) -> None:
+    def __init__(self, number: int, devices: int, pace: float) -> None:
         self.number, self.pace, self.version, self.dead = number, pace, 0, False
-        self.weights = Mutex(env)
-        self.locks = [Mutex(env) for _ in range(devices)]
+        self.weights = Mutex()
+        self.locks = [Mutex() for _ in range(devices)]
         self.buffers: list[list[int]] = [[] for _ in range(devices)]
 
 
@@ -116,7 +110,7 @@ class Cluster:
         self.pieces_for, self.computes = pieces_for, computes
         self.members = config.nodes
         self.pieces = pieces_for(self.members)
-        self.nodes = [Node(self.env, n, config.devices, slow.get(n, 1.0)) for n in range(config.nodes)]
+        self.nodes = [Node(n, config.devices, slow.get(n, 1.0)) for n in range(config.nodes)]
         self.tally = Tally(skip, updates)
         self.waiting: set[int] = set()
         self.meeting, self.finished = self.env.event(), self.env.event()
@@ -140,41 +134,31 @@ class Cluster:
         env, lock, mine = self.env, node.locks[device], -1
         yield env.timeout(start)
         while not node.dead:
-            pieces, begun, fetch = self.pieces, env.now, 0.0
-            if (turn := node.weights.acquire()) is not None:
-                yield turn
-            locked = env.now
-            if node.version > mine:
-                mine, fetch = node.version, pieces.fetch
-                yield env.timeout(fetch)
-            node.weights.release()
+            pieces, now = self.pieces, env.now
+            fetch = pieces.fetch if node.version > mine else 0.0
+            mine, locked = node.version, node.weights.enter(now, fetch)
             compute = next(self.computes) * node.pace
-            yield env.timeout(pieces.load + pieces.deform + compute + pieces.update_val)
+            yield env.timeout(locked - now + fetch + pieces.load + pieces.deform + compute + pieces.update_val)
             ready = env.now
-            if (turn := lock.acquire()) is not None:
-                yield turn
-            waited = env.now - ready
-            yield env.timeout(pieces.deposit)
+            begin = lock.enter(ready, pieces.deposit)
             node.buffers[device].append(mine)
-            lock.release()
-            self.tally.gpu_turn(mine, locked - begun, fetch, compute, waited)
+            self.tally.gpu_turn(mine, locked - now, fetch, compute, begin - ready)
+            yield env.timeout(begin - ready + pieces.deposit)
 
     def _update_thread(self, node: Node) -> Generator[Any, Any, None]:
         env = self.env
         while not node.dead:
             pieces, version, lock, add, brought = self.pieces, node.version, 0.0, 0.0, list[int]()
             for device, mutex in enumerate(node.locks):
-                asked = env.now
-                if (turn := mutex.acquire()) is not None:
-                    yield turn
-                lock += env.now - asked
+                now, hold = env.now, 0.0
                 if node.buffers[device]:
-                    seconds = pieces.add if brought else pieces.take
-                    yield env.timeout(seconds)
-                    add += seconds
+                    hold = pieces.add if brought else pieces.take
                     brought += node.buffers[device]
                     node.buffers[device] = []
-                mutex.release()
+                wait = mutex.enter(now, hold) - now
+                lock, add = lock + wait, add + hold
+                if wait + hold:
+                    yield env.timeout(wait + hold)
             yield env.timeout(pieces.old + pieces.momentum_add)
             if node.dead:
                 return
@@ -183,13 +167,10 @@ class Cluster:
             yield self._arrive(node)
             barrier = env.now - arrived
             yield env.timeout(self.pieces.reduce + pieces.momentum)
-            asked = env.now
-            if (turn := node.weights.acquire()) is not None:
-                yield turn
-            publish_lock = env.now - asked
-            yield env.timeout(pieces.publish)
+            now = env.now
+            publish_lock = node.weights.enter(now, pieces.publish) - now
             node.version += 1
-            node.weights.release()
+            yield env.timeout(publish_lock + pieces.publish)
             self.tally.update_turn(version, lock, add, barrier, publish_lock)
 
     def _arrive(self, node: Node) -> Any:

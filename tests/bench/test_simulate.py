@@ -49,23 +49,9 @@ def test_gradients_pile_up_while_an_update_is_slow():
 
 
 def test_the_mutex_serves_in_order_of_arrival():
-    import simpy
-
-    env, served = simpy.Environment(), []
-    mutex = Mutex(env)
-
-    def user(name, start, hold):
-        yield env.timeout(start)
-        if (turn := mutex.acquire()) is not None:
-            yield turn
-        served.append((name, env.now))
-        yield env.timeout(hold)
-        mutex.release()
-
-    for name, start, hold in (("c", 0.3, 1.0), ("a", 0.1, 2.0), ("b", 0.2, 1.0), ("d", 9.0, 1.0)):
-        env.process(user(name, start, hold))
-    env.run()
-    assert served == [("a", 0.1), ("b", pytest.approx(2.1)), ("c", pytest.approx(3.1)), ("d", 9.0)]
+    mutex = Mutex()
+    asked = [(0.1, 2.0), (0.2, 1.0), (0.3, 0.0), (0.4, 1.0), (9.0, 1.0)]
+    assert [mutex.enter(now, hold) for now, hold in asked] == pytest.approx([0.1, 2.1, 3.1, 3.1, 9.0])
 
 
 def test_a_fetch_waits_for_a_publication_and_gets_the_new_weights():
