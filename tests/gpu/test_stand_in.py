@@ -1,4 +1,4 @@
-"""What make test-gpu runs is itself run without a GPU, on the stand-in for CuPy, so that it works when one is at hand."""
+"""What make test-gpu runs is itself run without a GPU, on the stand-in for CuPy, so that it works when needed."""
 
 from __future__ import annotations
 
