@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from . import source
 from .device import DEFAULT_BLOCK, Work, plan_launch
 from .host import HostDevice, address, c_types
-from .source import Signature
+from .source import Parameter, Signature
 
 ORDERS = {"forward": 0, "reverse": 1, "shuffle": 2}
 _FAULTS = {1: "a write before the start of", 2: "a write past the end of", 3: "a write to the constant"}
@@ -62,12 +63,19 @@ class SimtDevice(HostDevice):
 
 @dataclass
 class _Guard:
-    """A guarded copy of an array: where it is, its bytes, whether all that take it are constant."""
+    """A guarded copy of an array: the parameters that take it, its bytes, where the copy is."""
 
-    name: str
-    size: int
-    constant: bool
+    parameters: list[Parameter] = field(default_factory=list)
+    size: int = 0
     copy: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.parameters[0].name
+
+    @property
+    def constant(self) -> bool:
+        return all(parameter.constant for parameter in self.parameters)
 
 
 @functools.cache
@@ -81,13 +89,13 @@ def _library(family: str, text: str, sanitize: bool) -> ctypes.CDLL:
 
 def _guard(library: ctypes.CDLL, signature: Signature, values: list[Any]) -> dict[int, _Guard]:
     """Guarded copies by address, so that an array given twice stays one array."""
-    guards: dict[int, _Guard] = {}
+    guards: dict[int, _Guard] = defaultdict(_Guard)
     for parameter, value in zip(signature.parameters, values, strict=True):
         if isinstance(value, np.ndarray):
-            guard = guards.setdefault(address(value), _Guard(parameter.name, 0, True))
+            guard = guards[address(value)]
             guard.size = max(guard.size, _reach(value))
-            guard.constant &= parameter.constant
-    _check_overlap(signature.name, guards)
+            guard.parameters.append(parameter)
+    _check_apart(signature.name, guards)
     for where, guard in guards.items():
         guard.copy = library.simt_guard(where, guard.size)
     return guards
@@ -99,9 +107,14 @@ def _reach(array: np.ndarray) -> int:
         if array.size else 0
 
 
-def _check_overlap(kernel: str, guards: dict[int, _Guard]) -> None:
+def _check_apart(kernel: str, guards: dict[int, _Guard]) -> None:
+    """Arrays must not overlap in part, and not at all where one is __restrict__ and one is written."""
     end, before = 0, ""
-    for where, guard in sorted(guards.items()):
+    for where, guard in sorted(guards.items(), key=lambda item: item[0]):
+        names = [parameter.name for parameter in guard.parameters]
+        alone = any(parameter.alone for parameter in guard.parameters)
+        if len(names) > 1 and guard.size and alone and not guard.constant:
+            raise RuntimeError(f"{kernel}: expected arrays apart, for one is __restrict__, got {' = '.join(names)}")
         if where < end and guard.size:
             raise RuntimeError(f"{kernel}: expected arrays apart or equal, got {guard.name} inside {before}")
         if where + guard.size > end:

@@ -132,6 +132,15 @@ def test_partly_overlapping_arrays_are_refused():
     assert np.array_equal(x[4:8], 2 * np.arange(4))
 
 
+def test_one_array_twice_is_refused_where_a_parameter_is_restrict():
+    text = SHIFTED.replace("const float* x, float* y, i64 n)", "const float* __restrict__ x, float* y, i64 n)")
+    x, y = np.arange(5, dtype=np.float32), np.zeros(5, np.float32)
+    with pytest.raises(RuntimeError, match="twice: expected arrays apart, for one is __restrict__, got x = y"):
+        simt(text).launch("planted", "twice", elements(5), x, x, 5)
+    simt(text).launch("planted", "twice", elements(5), x, y, 5)
+    assert np.array_equal(y, 2 * x)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_shuffles_and_ballot(order):
     n = 96
