@@ -1,7 +1,8 @@
 """Who is there, and how flat vectors are summed: MPI behind one small class, and the same class without MPI.
 
 The only file that imports mpi4py. Every collective is a buffer collective on a duplicated communicator; while
-threads run, one of them is the only caller (apart from abort, which is why MPI_THREAD_MULTIPLE is asked for).
+threads run, one of them is the only caller. The exception is the main thread of a rank in trouble, which aborts,
+or calls the roll on a communicator of its own: that is why MPI_THREAD_MULTIPLE is asked for.
 """
 
 from __future__ import annotations
@@ -11,71 +12,20 @@ import contextlib
 import faulthandler
 import os
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
-# The first of these that is set says how many processes the launcher believes that it has started.
-LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+from .launch import launched
+from .ranks import Comm, RankFailed, Single, StartError, flat, flush, label, slice_of
+
 NAME_BYTES = 64
-ROLL_CALL_TAG = 7
+CALLS = 32768  # tags that every MPI has
 ROLL_CALL_S = 1.5
-
-
-class RankFailed(RuntimeError):
-    """A rank of this job has died, or another rank said so first: shrink, or stop."""
-
-
-class AgreedError(RuntimeError):
-    """Raised after the same update on every rank, so that no rank has to be aborted."""
-
-
-class StartError(RuntimeError):
-    """This rank cannot take part in the job; the message is the whole story."""
-
-
-class Comm(Protocol):
-    """The ranks of one job. `ids` are the ranks at the start: names that stay when the job shrinks."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    ids: list[int]
-    hosts: list[str]
-    can_shrink: bool
-    exit_code: int  # of this process, as guard() knows it
-    ended: bool  # all ranks have agreed on the end: an error is no reason for an abort any more
-
-    def allreduce(self, send: np.ndarray, recv: np.ndarray) -> None: ...
-    def ordered_allreduce(self, send: np.ndarray, recv: np.ndarray) -> None: ...
-    def meet(self, values: np.ndarray, limit_s: float) -> None: ...
-    def gather_all(self, values: list[float]) -> np.ndarray: ...
-    def broadcast(self, array: np.ndarray, root: int) -> None: ...
-    def agree(self, ok: bool) -> bool: ...
-    def shrink(self, announce: bool = True) -> None: ...
-    def abort(self, code: int) -> NoReturn: ...
-    def close(self) -> None: ...
-
-
-def label(comm: Comm, rank: int | None = None) -> str:
-    """Name a rank in a message: "rank 1 (host node7)", by its number at the start."""
-    rank = comm.rank if rank is None else rank
-    return f"rank {comm.ids[rank]} (host {comm.hosts[rank]})"
-
-
-def launched() -> tuple[str, int] | None:
-    """Return the launcher's variable and its number of processes, or None if there was no launcher."""
-    for name in LAUNCHERS:
-        if os.environ.get(name, "").isdigit():
-            return name, int(os.environ[name])
-    return None
+DETECT_S = 2.0  # how long the death that an error came from may take to be known
 
 
 def open_comm(limit_s: float = 60.0) -> Comm:
@@ -96,58 +46,6 @@ def open_comm(limit_s: float = 60.0) -> Comm:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _flat(op: str, array: np.ndarray, dtype: Any) -> np.ndarray:
-    if array.dtype != dtype:
-        raise TypeError(f"{op}: expected {np.dtype(dtype)}, got {array.dtype}")
-    if array.ndim != 1 or not array.flags.c_contiguous:
-        raise ValueError(f"{op}: expected one flat contiguous buffer, got shape {array.shape}, "
-                         f"strides {array.strides}")
-    return array
-
-
-class Single:
-    """One process: the same interface, no MPI anywhere."""
-
-    can_shrink = False
-
-    def __init__(self) -> None:
-        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
-        self.ids, self.hosts = [0], [socket.gethostname()]
-        self.ended, self.exit_code = False, 0
-
-    def allreduce(self, send: np.ndarray, recv: np.ndarray) -> None:
-        """Copy `send` to `recv`, both (n,) float32: the sum over one rank."""
-        np.copyto(_flat("allreduce", recv, np.float32), _flat("allreduce", send, np.float32))
-
-    ordered_allreduce = allreduce
-
-    def meet(self, values: np.ndarray, limit_s: float) -> None:
-        """Leave `values` as they are: nobody to wait for."""
-
-    def gather_all(self, values: list[float]) -> np.ndarray:
-        """Return `values` as (1, k) float64."""
-        return np.array([values], np.float64)
-
-    def broadcast(self, array: np.ndarray, root: int) -> None:
-        """Leave `array` as it is."""
-
-    def agree(self, ok: bool) -> bool:
-        """Return `ok`."""
-        return ok
-
-    def shrink(self, announce: bool = True) -> NoReturn:
-        """Refuse: the only rank cannot outlive itself."""
-        raise RuntimeError("shrink: expected 2 or more ranks, got 1")
-
-    def abort(self, code: int) -> NoReturn:
-        """End this process now."""
-        _flush()
-        os._exit(code)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
 class Mpi:
     """The ranks of MPI_COMM_WORLD, on a duplicated communicator whose errors come back as exceptions."""
 
@@ -156,7 +54,8 @@ class Mpi:
         world = mpi.COMM_WORLD
         _check_launcher(variable, expected, world.size)
         _check_thread_level(mpi)
-        self._comm = world.Dup()
+        self._comm, self._roll = world.Dup(), world.Dup()
+        self._roll.Set_errhandler(mpi.ERRORS_RETURN)
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         self._world, self.ended, self.exit_code = world, False, 0
         atexit.register(self._leave)
@@ -188,13 +87,23 @@ class Mpi:
         try:
             yield
         except self._mpi.Exception as error:
-            kind = RankFailed if error.Get_error_class() in self._lost else RuntimeError
+            died = error.Get_error_class() in self._lost or (self._ulfm and self._somebody_died())
+            kind = RankFailed if died else RuntimeError
             raise kind(f"{op}: {error} on rank {self._world.rank} (host {socket.gethostname()})") from error
+
+    def _somebody_died(self) -> bool:
+        """Tell a death behind another error: Open MPI 5.0.11's Alltoallv then also says MPI_ERR_OTHER."""
+        end = time.monotonic() + DETECT_S
+        while time.monotonic() < end:
+            if self._comm.Is_revoked() or self._comm.Get_failed().size:
+                return True
+            time.sleep(0.01)
+        return False
 
     def allreduce(self, send: np.ndarray, recv: np.ndarray) -> None:
         """Sum `send` over the ranks into `recv`, both (n,) float32. Raises RankFailed."""
-        _flat("allreduce", send, np.float32)
-        _flat("allreduce", recv, np.float32)
+        flat("allreduce", send, np.float32)
+        flat("allreduce", recv, np.float32)
         with self._errors("allreduce"):
             self._comm.Allreduce(send, recv)
 
@@ -205,7 +114,7 @@ class Mpi:
         Allgather with padding, because Open MPI 5.0.11's Allgatherv reports success and writes nothing when
         a rank has died (3 and 4 ranks, more than half of the kills).
         """
-        n, size = _flat("allreduce", send, np.float32).size, self.size
+        n, size = flat("allreduce", send, np.float32).size, self.size
         pieces = [slice_of(n, rank, size) for rank in range(size)]
         counts, starts = [p.stop - p.start for p in pieces], [p.start for p in pieces]
         widest, width = max(counts), counts[self.rank]
@@ -222,26 +131,24 @@ class Mpi:
         for rank, piece in enumerate(pieces):
             recv[piece] = gathered[rank * widest:rank * widest + counts[rank]]
 
-    def meet(self, values: np.ndarray, limit_s: float) -> None:
+    def meet(self, values: np.ndarray) -> None:
         """Sum the few float64 `values` (k,) over the ranks, in place; sleep, not spin, until all are there.
 
-        Raises RankFailed; RuntimeError naming the missing ranks after `limit_s` seconds (0: no limit).
+        Raises RankFailed.
         """
-        count = _flat("meet", values, np.float64).size
+        count = flat("meet", values, np.float64).size
         if self._meeting.size != count + 1:
             self._meeting = np.empty(count + 1, np.float64)
         self._meeting[:count], self._meeting[count] = values, 1.0
         with self._errors("meet"):
-            self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, self._meeting), limit_s)
+            self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, self._meeting))
         self._complete("meet", self._meeting[count] == self.size)
         values[:] = self._meeting[:count]
 
-    def _wait(self, request: Any, limit_s: float) -> None:
+    def _wait(self, request: Any) -> None:
         began = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - began
-            if limit_s and waited > limit_s:
-                raise RuntimeError(f"meet: {self._missing()} did not come for {waited:.1f} s")
             if waited > 50e-6:
                 time.sleep(min(1e-3, 0.1 * waited))
 
@@ -250,20 +157,24 @@ class Mpi:
         if not complete:
             raise RankFailed(f"{op}: not all ranks are in the result on {label(self)}")
 
-    def _missing(self) -> str:
-        """Name the ranks that do not answer a roll call: those that are not waiting in meet()."""
-        here, byte = {self.rank}, np.zeros(1, np.uint8)
-        for other in range(self.size):
-            if other != self.rank:
-                self._comm.Isend(byte, other, ROLL_CALL_TAG)
-        status, end = self._mpi.Status(), time.monotonic() + ROLL_CALL_S
-        while time.monotonic() < end and len(here) < self.size:
-            if self._comm.Iprobe(self._mpi.ANY_SOURCE, ROLL_CALL_TAG, status):
-                self._comm.Recv(np.empty(1, np.uint8), status.source, ROLL_CALL_TAG)
-                here.add(status.source)
-            time.sleep(1e-3)
-        missing = [label(self, rank) for rank in range(self.size) if rank not in here]
-        return ", ".join(missing) or "the network"
+    def here(self, call: int) -> None:
+        """Tell all others that this rank lives and waits too; `call` numbers what it waits in."""
+        byte = np.zeros(1, np.uint8)
+        for other in self.ids:
+            if other != self._world.rank:
+                self._roll.Isend(byte, other, call % CALLS)
+
+    def absent(self, call: int) -> list[str]:
+        """Name the ranks that have not said here(call) and do not within ROLL_CALL_S seconds."""
+        away, end = set(self.ids) - {self._world.rank}, time.monotonic() + ROLL_CALL_S
+        status = self._mpi.Status()
+        while away and time.monotonic() < end:
+            if self._roll.Iprobe(self._mpi.ANY_SOURCE, call % CALLS, status):
+                self._roll.Recv(np.empty(1, np.uint8), status.source, status.tag)
+                away.discard(status.source)
+            else:
+                time.sleep(0.01)
+        return [label(self, rank) for rank in range(self.size) if self.ids[rank] in away]
 
     def gather_all(self, values: list[float]) -> np.ndarray:
         """Return everybody's `values` as (size, k) float64. Raises RankFailed."""
@@ -276,7 +187,7 @@ class Mpi:
     def broadcast(self, array: np.ndarray, root: int) -> None:
         """Fill the flat float32 `array` (n,) with the one of `root`. Raises RankFailed."""
         with self._errors("broadcast"):
-            self._comm.Bcast(_flat("broadcast", array, np.float32), root)
+            self._comm.Bcast(flat("broadcast", array, np.float32), root)
 
     def agree(self, ok: bool) -> bool:
         """Return whether all living ranks said `ok`: the same answer everywhere, even while ranks die."""
@@ -304,14 +215,11 @@ class Mpi:
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._read_members(self._world.rank)
 
-    def abort(self, code: int) -> NoReturn:
-        """End all ranks of the job."""
-        abort_world(code)
-
     def close(self) -> None:
         """Free the communicator; MPI ends with the interpreter. Under ULFM, where the dead cannot come, nothing."""
         if not self._ulfm:
             self._comm.Free()
+            self._roll.Free()
 
     def _leave(self) -> None:
         """End the process without MPI_Finalize under ULFM: its fence may wait for the dead for ever.
@@ -320,64 +228,13 @@ class Mpi:
         mpirun --with-ft ulfm takes such an end as normal and returns the exit code.
         """
         if self._ulfm:
-            _flush()
+            flush()
             os._exit(self.exit_code)
-
-
-def slice_of(n: int, index: int, count: int) -> slice:
-    """Return the index-th of `count` nearly equal slices of n elements: (x)_n of Algorithm 2."""
-    return slice(n * index // count, n * (index + 1) // count)
-
-
-def agree_signature(comm: Comm, config_hash: str, n_params: int, version: int) -> None:
-    """Compare what all ranks must share before the first collective on weights.
-
-    Raises AgreedError naming the first rank that differs from rank 0, and how.
-    """
-    digits = int(config_hash[:12], 16)  # 48 bits: exact in float64
-    rows = comm.gather_all([float(n_params), float(version), float(digits)])
-    for rank, row in enumerate(rows):
-        for name, mine, theirs in zip(("parameters", "version", "configuration"), rows[0], row, strict=True):
-            if mine != theirs:
-                shown = [f"{int(x):012x}" if name == "configuration" else f"{int(x)}" for x in (mine, theirs)]
-                comm.ended = True
-                raise AgreedError(f"start: expected the same {name} on all ranks, got {shown[0]} on "
-                                  f"{label(comm, 0)} and {shown[1]} on {label(comm, rank)}")
-
-
-@contextlib.contextmanager
-def guard(comm: Comm | None = None) -> Iterator[None]:
-    """Make an error of one rank the end of all: its traceback, then abort, unless all agreed on the end.
-
-    Without `comm`, for what runs before open_comm(): MPI is started only to abort the ranks that wait in it.
-    """
-    try:
-        yield
-    except BaseException as error:
-        finished = isinstance(error, SystemExit) and not error.code
-        if comm:
-            comm.exit_code = 0 if finished else getattr(error, "exit_code", 1)
-        alone = comm.size == 1 if comm else (launched() or ("", 1))[1] == 1
-        if finished or alone:
-            raise
-        if comm and comm.ended:
-            if comm.rank and isinstance(error, AgreedError):
-                raise SystemExit(1) from None  # rank 0 prints the line
-            raise
-        _report(comm, error)
-        abort_world(1)
-
-
-def _report(comm: Comm | None, error: BaseException) -> None:
-    rank = next((os.environ[name] for name in RANKS if name in os.environ), "?")
-    who = label(comm) if comm else f"rank {rank} (host {socket.gethostname()})"
-    story = f"{error}\n" if isinstance(error, StartError) else f"failed:\n{traceback.format_exc()}"
-    print(f"sprint: {who}: {story}", file=sys.stderr, end="", flush=True)
 
 
 def abort_world(code: int) -> NoReturn:
     """End all ranks of the job with `code`; this process ends within 5 s even if MPI hangs."""
-    _flush()
+    flush()
     timer = threading.Timer(5.0, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -385,12 +242,6 @@ def abort_world(code: int) -> NoReturn:
         from mpi4py import MPI
         MPI.COMM_WORLD.Abort(code)
     os._exit(code)
-
-
-def _flush() -> None:
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
 
 
 def _import_mpi(variable: str, expected: int) -> Any:

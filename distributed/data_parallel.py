@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .comm import Comm, slice_of
 from .options import Options
+from .ranks import Comm, slice_of
 from .sprint import Sprint
 from .worker import GradientWorker
 

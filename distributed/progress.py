@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import signal
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .buffers import Deposit
-from .comm import AgreedError
+from .ranks import AgreedError
 
-SAMPLES, LOSS, GRADIENTS, STALENESS, STOPS, ERRORS, ERROR_RANK, VERSION, RANKS, DIGEST = range(10)
+SAMPLES, LOSS, GRADIENTS, STALENESS, STOPS, SIGNALS, ERRORS, ERROR_RANK, VERSION, RANKS, DIGEST = range(11)
 NIBBLES = 8  # of a 32-bit digest; 4-bit pieces keep the sums of squares exact in float32
 START_UPDATES = 5  # the mean loss of this many updates is "the start" for the divergence test
 SMOOTHING = 0.9
@@ -29,7 +30,7 @@ class Progress:
     smooth_loss: float = math.nan
     start_loss: float = math.nan
     loss_updates: int = 0  # updates that had samples
-    stops: int = 0  # ranks that asked for the end
+    stop_signal: int = 0  # the signal that made a rank ask for the end
     failed_rank: int = -1  # a rank of which a worker failed
 
     @property
@@ -53,7 +54,7 @@ class Progress:
         samples, gradients = round(float(tail[SAMPLES])), round(float(tail[GRADIENTS]))
         one = tail[ERRORS] == 1
         mine = replace(self, version=version, samples=self.samples + samples, minibatch=samples,
-                       gradients=self.gradients + gradients, stops=round(float(tail[STOPS])),
+                       gradients=self.gradients + gradients, stop_signal=_common_signal(tail),
                        staleness_sum=self.staleness_sum + round(float(tail[STALENESS])),
                        failed_rank=int(tail[ERROR_RANK]) if one else -1 - int(tail[ERRORS] > 1))
         return mine._with_loss(float(tail[LOSS]) / samples) if samples else mine
@@ -75,15 +76,18 @@ class Progress:
         return ""
 
 
-def pack(tail: np.ndarray, deposits: list[Deposit], version: int, stop: bool, failed_id: int,
+def pack(tail: np.ndarray, deposits: list[Deposit], version: int, stop_signal: int, failed_id: int,
          digest: int | None) -> None:
-    """Fill this rank's part of `tail` (TAIL,) float32 for update `version`; failed_id is -1 for no failure."""
+    """Fill this rank's part of `tail` (TAIL,) float32 for update `version`.
+
+    stop_signal is 0 where none came, failed_id -1 where no worker failed.
+    """
     tail.fill(0.0)
     tail[SAMPLES] = sum(d.samples for d in deposits)
     tail[LOSS] = sum(d.loss for d in deposits)
     tail[GRADIENTS] = len(deposits)
     tail[STALENESS] = sum(d.staleness for d in deposits)
-    tail[STOPS] = stop
+    tail[STOPS], tail[SIGNALS] = stop_signal > 0, stop_signal
     if failed_id >= 0:
         tail[ERRORS], tail[ERROR_RANK] = 1, failed_id
     tail[VERSION] = version % 4096
@@ -92,6 +96,11 @@ def pack(tail: np.ndarray, deposits: list[Deposit], version: int, stop: bool, fa
         nibbles = [(digest >> (4 * i)) & 15 for i in range(NIBBLES)]
         tail[DIGEST:DIGEST + NIBBLES] = nibbles
         tail[DIGEST + NIBBLES:DIGEST + 2 * NIBBLES] = np.square(nibbles)
+
+
+def _common_signal(tail: np.ndarray) -> int:
+    votes, total = int(tail[STOPS]), int(tail[SIGNALS])
+    return (signal.SIGINT if total == votes * signal.SIGINT else signal.SIGTERM) if votes else 0
 
 
 def _same_digest(tail: np.ndarray, size: int, version: int) -> None:

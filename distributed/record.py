@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from .buffers import Deposit
-from .comm import slice_of
 from .options import Options
+from .ranks import slice_of
 from .worker import GradientWorker
 
 

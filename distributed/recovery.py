@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .comm import Comm, RankFailed, label
+from .ranks import Comm, RankFailed, label
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from .buffers import Deposit, GradientBuffer, VersionedWeights
-from .comm import AgreedError, Comm, agree_signature, label
+from .buffers import GradientBuffer, VersionedWeights
 from .gate import Gate
 from .options import Options
 from .progress import Progress
+from .ranks import AgreedError, Comm, agree_signature, label
 from .record import Record
-from .telemetry import Clock, Telemetry
+from .telemetry import Telemetry
 from .update import Updater
-from .watch import DrilledWorker, Drills, Fault, Pulse, Watch, signals
+from .watch import LOCAL, RANKS, DrilledWorker, Drills, Fault, Pulse, Watch, signals
 from .worker import GradientWorker
+from .worker_loop import WorkerLoop
 
 END_S = 5.0  # how long a failing or interrupted rank tries to end together with the others
 TICK_S = 0.02
@@ -69,15 +70,16 @@ class Sprint:
         self._workers = [self._drilled(worker, t) for t, worker in enumerate(workers)]
         self._buffers = [GradientBuffer(weights.size, self.progress.version) for _ in workers]
         self._gate = Gate([b.filled for b in self._buffers], options.bound, options.min_gradients)
-        self._watch = Watch(label(comm), options.stall_s)
+        self._watch = Watch(comm, options.stall_s)
         self._save, self._config_hash = save, config_hash
         self._record = None if record is None else Record(record, comm.ids[comm.rank], comm.ids,
                                                           self.progress.version)
         self._updater = Updater(comm, self.weights, self._buffers, options, self.telemetry, self.progress,
                                 self._record, self._redivide)
-        self._known = [-1] * len(workers)  # version that each device holds
-        self._division = (0, 0, 0, 0)  # index, first share of this rank, shares, samples
-        self._divisions = [0] * len(workers)  # index of the one that each worker follows
+        self._loops = [WorkerLoop(t, worker, self.weights, self._buffers[t], self._gate, options,
+                                  self.telemetry.worker_clocks[t], save is not None)
+                       for t, worker in enumerate(self._workers)]
+        self._divisions = 0  # how often the data have been divided anew
         self._applied: list[dict[str, Any]] = []
         self._agreed = False
         self._reset(0)
@@ -111,63 +113,28 @@ class Sprint:
         self._gate.open(self.progress.version)
         self._watch.pulses.clear()
         targets: list[tuple[str, Callable[[Pulse], None]]] = [("update", self._update)]
-        targets += [(f"worker {t}", self._worker_loop(t)) for t in range(len(self._workers))]
+        targets += [(f"worker {t}", self._worker_thread(t)) for t in range(len(self._workers))]
         self._threads = [threading.Thread(target=loop, args=(self._watch.pulse(name),), name=name, daemon=True)
                          for name, loop in targets]
         for thread in self._threads:
             thread.start()
 
-    # Algorithm 1: worker threads
-
-    def _worker_loop(self, t: int) -> Callable[[Pulse], None]:
-        def loop(pulse: Pulse) -> None:
+    def _worker_thread(self, t: int) -> Callable[[Pulse], None]:
+        def run(pulse: Pulse) -> None:
             try:
-                while self._gradient(t, pulse):
-                    pass
+                self._loops[t].run(pulse)
             except BaseException as error:
                 self._worker_failed(t, error)
             finally:
-                pulse.enter("end", 0, waiting=True)
                 self._gate.leave(t)
-        return loop
-
-    def _gradient(self, t: int, pulse: Pulse) -> bool:
-        """Make one iteration of worker `t`; False: the segment is over."""
-        worker, clock = self._workers[t], self.telemetry.worker_clocks[t]
-        clock.restart()
-        pulse.enter("wait for a version", 0, waiting=True)
-        if not self._gate.admit(t):
-            return False
-        clock.lap("wait")
-        division = self._divide(t)
-        pulse.enter("fetch weights", self._known[t])
-        read = self.weights.fetch(worker, self._known[t], clock)
-        self._known[t] = read.version
-        pulse.enter("compute gradient", read.version + 1)
-        loss, samples = worker.compute()
-        clock.lap("compute_gradient")
-        if samples:
-            entry = Deposit(t, read.version, 0, samples, loss, division, read.at_s,
-                            state=worker.state() if self._save else None)
-            pulse.enter("deposit gradient", read.version + 1)
-            self._buffers[t].deposit(worker, entry, lambda late: self.options.scale(read.samples, late), clock)
-        _split_terms(worker, clock)
-        clock.finish()
-        self._gate.land(t, samples)
-        return True
-
-    def _divide(self, t: int) -> int:
-        """Take this worker's new share of the data if a rank has died; return how often that has been."""
-        index, share, shares, samples = self._division
-        if index != self._divisions[t]:
-            self._workers[t].divide(share + t, shares, samples)
-            self._divisions[t] = index
-        return index
+        return run
 
     def _redivide(self, share: int, shares: int, samples: int) -> None:
-        self._division = (self._division[0] + 1, share, shares, samples)
+        self._divisions += 1
+        for loop in self._loops:
+            loop.division = (self._divisions, share, shares, samples)
         if self._record:
-            self._record.division(*self._division)
+            self._record.division(self._divisions, share, shares, samples)
 
     def _worker_failed(self, t: int, error: BaseException) -> None:
         if self.comm.size > 1:  # the others' messages come later: this is the one that tells why
@@ -193,13 +160,13 @@ class Sprint:
         except BaseException as error:
             self._update_error = error
         finally:
-            pulse.enter("end", 0, waiting=True)
+            pulse.enter("end", 0, LOCAL)
             self._gate.close()
 
     def _one_update(self, pulse: Pulse) -> bool:
         clock, update = self.telemetry.update_clock, self.progress.version + 1
         clock.restart()
-        pulse.enter("wait for gradients", update, waiting=True)
+        pulse.enter("wait for gradients", update, LOCAL)
         self._gate.hold(update)
         clock.lap("wait")
         deposits = self._updater.step(pulse, lambda: self._drills.before_exchange(update))
@@ -215,10 +182,10 @@ class Sprint:
 
     def _over(self) -> bool:
         at = self.progress
-        return at.samples >= self._goal or at.stops > 0 or at.failed_rank != -1
+        return at.samples >= self._goal or at.stop_signal > 0 or at.failed_rank != -1
 
     def _leave_together(self, pulse: Pulse) -> None:
-        pulse.enter("leave together", self.progress.version)
+        pulse.enter("leave together", self.progress.version, RANKS)
         self._updater.finish()
         self.comm.ended = True
 
@@ -266,7 +233,7 @@ class Sprint:
 
     def _on_signal(self, number: int) -> None:
         self._signal = number
-        self._updater.stop_vote = True
+        self._updater.stop_signal = number
 
     def _raise_outcome(self) -> None:
         at, where = self.progress, f"stopped at version {self.progress.version}"
@@ -277,8 +244,8 @@ class Sprint:
         if at.failed_rank != -1:
             who = "several ranks" if at.failed_rank < -1 else f"rank {at.failed_rank}"
             raise AgreedError(f"{where}: a worker of {who} failed")
-        if self._signal or at.stops:
-            number = self._signal or signal.SIGINT
+        number = at.stop_signal or self._signal
+        if number:
             raise Interrupted(f"{where}: {signal.Signals(number).name}", number)
 
     # checkpoints
@@ -311,10 +278,3 @@ class Sprint:
             worker.close()
         if self._record:
             self._record.close()
-
-
-def _split_terms(worker: GradientWorker, clock: Clock) -> None:
-    """Move what the worker can tell apart from compute() and deposit() to its own terms."""
-    times: dict[str, float] = getattr(worker, "times", {})
-    for term, seconds in times.items():
-        clock.move("update_gradient" if term == "compute_update_val" else "compute_gradient", term, seconds)

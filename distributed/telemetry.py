@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .comm import Comm
+from .ranks import Comm
 
 WORKER_TERMS = ("lock_weights", "fetch_weights", "load_image", "deform_image", "compute_gradient",
                 "compute_update_val", "lock_gradient", "update_gradient", "wait")

@@ -10,13 +10,13 @@ import numpy as np
 
 from . import progress as agreed
 from .buffers import TAIL, Deposit, GradientBuffer, VersionedWeights
-from .comm import AgreedError, Comm, RankFailed, label, slice_of
 from .options import Options
 from .progress import Progress
+from .ranks import AgreedError, Comm, RankFailed, label, slice_of
 from .record import Record
 from .recovery import Recovery, recover
 from .telemetry import Telemetry
-from .watch import Pulse
+from .watch import RANKS, Pulse
 
 
 class Updater:
@@ -31,7 +31,7 @@ class Updater:
                  redivide: Callable[[int, int, int], None] = lambda share, shares, samples: None) -> None:
         self.comm, self.weights, self.buffers, self.options = comm, weights, buffers, options
         self.progress = progress
-        self.stop_vote = False
+        self.stop_signal = 0  # what asked this rank for the end
         self.failed = False  # a worker of this rank has failed
         self._telemetry, self._clock = telemetry, telemetry.update_clock
         self._record, self._redivide = record, redivide
@@ -87,11 +87,11 @@ class Updater:
         """Fill the spare buffer with the next version; False: a rank died and the update must be made again."""
         added = False
         try:
-            pulse.enter("wait for the other ranks", update, waiting=True)
+            pulse.enter("wait for the other ranks", update, RANKS)
             self._total[0] = sum(d.samples for d in self._deposits)
-            self.comm.meet(self._total, 1.1 * self.options.stall_s)
+            self.comm.meet(self._total)
             self._clock.lap("barrier")
-            pulse.enter("allreduce", update)
+            pulse.enter("allreduce", update, RANKS)
             self._weigh()
             self._add_own()
             added = True
@@ -131,7 +131,7 @@ class Updater:
         if self._record and digest is not None:
             self._record.digest(update - 1, digest)
         failed_id = self.comm.ids[self.comm.rank] if self.failed else -1
-        agreed.pack(self._send[self._n:], self._deposits, update, self.stop_vote, failed_id, digest)
+        agreed.pack(self._send[self._n:], self._deposits, update, self.stop_signal, failed_id, digest)
 
     def _checks(self, update: int) -> bool:
         return bool(self.options.check_every) and update % self.options.check_every == 0

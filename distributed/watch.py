@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from .ranks import Comm, label
 from .worker import GradientWorker
 
+LOCAL, RANKS = "local", "ranks"
 KINDS = ("kill-rank", "delay-rank", "nan-grad", "raise-worker")
 
 
@@ -24,26 +26,24 @@ class Pulse:
 
     def __init__(self, thread: str) -> None:
         self.thread = thread
-        self._now = ("start", 0, time.monotonic(), True)
+        self._now = ("start", 0, LOCAL, time.monotonic())
 
-    def enter(self, operation: str, update: int, waiting: bool = False) -> None:
-        """Say what begins now, for which update; `waiting`: only because others are late."""
-        self._now = (operation, update, time.monotonic(), waiting)
+    def enter(self, operation: str, update: int, waits_for: str = "") -> None:
+        """Say what begins now, for which update, and whether it only waits: for LOCAL threads or other RANKS."""
+        self._now = (operation, update, waits_for, time.monotonic())
 
-    def late(self, limit_s: float) -> str:
-        """Describe what has lasted longer than `limit_s` seconds, or return ""."""
-        operation, update, since, waiting = self._now
-        age = time.monotonic() - since
-        if waiting or age <= limit_s:
-            return ""
-        return f"thread {self.thread}: {operation}, update {update}, for {age:.1f} s"
+    def read(self) -> tuple[str, int, str, float]:
+        """Return operation, update, what it waits for, and for how many seconds it has lasted."""
+        operation, update, waits_for, since = self._now
+        return operation, update, waits_for, time.monotonic() - since
 
 
 class Watch:
-    """The watchdog of one rank: names thread and operation when nothing moves."""
+    """The watchdog of one rank: says who and what is late when nothing moves."""
 
-    def __init__(self, who: str, limit_s: float) -> None:
-        self._who, self._limit_s = who, limit_s
+    def __init__(self, comm: Comm, limit_s: float) -> None:
+        self._comm, self._limit_s = comm, limit_s
+        self._said_here = -1
         self.pulses: list[Pulse] = []
 
     def pulse(self, thread: str) -> Pulse:
@@ -52,10 +52,22 @@ class Watch:
         return self.pulses[-1]
 
     def check(self) -> None:
-        """Raise RuntimeError naming rank, host, thread and operation of what is stalled."""
-        late = [text for text in (p.late(self._limit_s) for p in self.pulses) if text] if self._limit_s else []
-        if late:
-            raise RuntimeError(f"stalled: {self._who}: {'; '.join(late)} (limit {self._limit_s:g} s)")
+        """Raise RuntimeError naming rank, host, thread and operation of what is stalled.
+
+        A rank that only waits for others says so at half the limit and calls the roll a little after it, when
+        a rank that still can has named itself.
+        """
+        for pulse in self.pulses if self._limit_s else []:
+            operation, update, waits_for, age = pulse.read()
+            what = f"thread {pulse.thread}: {operation}, update {update}, for {age:.1f} s (limit {self._limit_s:g} s)"
+            if not waits_for and age > self._limit_s:
+                raise RuntimeError(f"stalled: {label(self._comm)}: {what}")
+            if waits_for == RANKS and age > self._limit_s / 2 and self._said_here != update:
+                self._said_here = update
+                self._comm.here(update)
+            if waits_for == RANKS and age > 1.1 * self._limit_s:
+                absent = ", ".join(self._comm.absent(update)) or "nobody"
+                raise RuntimeError(f"stalled: {absent} does not answer the roll call of {label(self._comm)}: {what}")
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 from analytic import Counting
-
 from sprint.distributed.buffers import TAIL, Deposit, GradientBuffer, VersionedWeights
 from sprint.distributed.telemetry import UPDATE_TERMS, WORKER_TERMS, Clock
 

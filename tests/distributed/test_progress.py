@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 import pytest
-
 from sprint.distributed.buffers import TAIL, Deposit
-from sprint.distributed.comm import AgreedError
 from sprint.distributed.progress import Progress, pack
+from sprint.distributed.ranks import AgreedError
 
 
 def summed(parts):
@@ -20,8 +19,9 @@ def summed(parts):
     return total
 
 
-def rank(deposits=(), version=1, stop=False, failed_id=-1, digest=None):
-    return {"deposits": list(deposits), "version": version, "stop": stop, "failed_id": failed_id, "digest": digest}
+def rank(deposits=(), version=1, stop=0, failed_id=-1, digest=None):
+    return {"deposits": list(deposits), "version": version, "stop_signal": stop, "failed_id": failed_id,
+            "digest": digest}
 
 
 def gradient(samples, loss, version=0, update=1):
@@ -30,11 +30,12 @@ def gradient(samples, loss, version=0, update=1):
 
 def test_all_counts_are_over_all_ranks():
     start = Progress(version=4, samples=100, gradients=9, staleness_sum=3)
-    tail = summed([rank([gradient(5, 10.0, 4, 5), gradient(3, 2.0, 2, 5)], 5), rank([], 5), rank([gradient(1, 0.0, 3, 5)], 5)])
+    two, one = [gradient(5, 10.0, 4, 5), gradient(3, 2.0, 2, 5)], [gradient(1, 0.0, 3, 5)]
+    tail = summed([rank(two, 5), rank([], 5), rank(one, 5)])
     after = start.after(tail, check=False)
     assert (after.version, after.samples, after.minibatch, after.gradients) == (5, 109, 9, 12)
     assert after.staleness_sum == 3 + 0 + 2 + 1 and after.staleness == 0.5
-    assert after.loss == pytest.approx(12 / 9) and after.stops == 0 and after.failed_rank == -1
+    assert after.loss == pytest.approx(12 / 9) and after.stop_signal == 0 and after.failed_rank == -1
 
 
 def test_an_update_without_samples_keeps_the_loss():
@@ -44,8 +45,9 @@ def test_an_update_without_samples_keeps_the_loss():
 
 
 def test_votes_name_the_rank_that_failed():
-    after = Progress().after(summed([rank(stop=True), rank(stop=True), rank(failed_id=2)]), False)
-    assert (after.stops, after.failed_rank) == (2, 2)
+    after = Progress().after(summed([rank(stop=2), rank(stop=2), rank(failed_id=2)]), False)
+    assert (after.stop_signal, after.failed_rank) == (2, 2)
+    assert Progress().after(summed([rank(stop=15), rank(stop=2)]), False).stop_signal == 15
     assert Progress().after(summed([rank(failed_id=0), rank(failed_id=0)]), False).failed_rank < -1
 
 

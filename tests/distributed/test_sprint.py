@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
@@ -9,11 +10,11 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 from analytic import Counting, Regression, problem
-
-from sprint.distributed.comm import AgreedError, Single, guard
 from sprint.distributed.data_parallel import data_parallel, first_share, share_sizes
+from sprint.distributed.launch import guard
 from sprint.distributed.options import Options
 from sprint.distributed.progress import Progress
+from sprint.distributed.ranks import AgreedError, Single
 from sprint.distributed.sprint import Interrupted, Sprint
 from sprint.distributed.watch import parse_fault
 
@@ -110,7 +111,7 @@ def test_sync_equals_one_device_on_the_union_of_uneven_shares(form, rate):
     rows, targets, _ = problem()
     union = [np.arange(b, b + 32) for b in range(0, 224, 32)]
     cuts = [0, 5, 14, 14, 22, 32]  # one worker has an empty share of every batch
-    workers = [Regression(rows, targets, [b[i:j] for b in union]) for i, j in zip(cuts[:-1], cuts[1:], strict=True)]
+    workers = [Regression(rows, targets, [b[i:j] for b in union]) for i, j in itertools.pairwise(cuts)]
     rules = options(rate, momentum=0.9, form=form)
     job = run(workers, np.zeros(37, np.float32), 320, rules, make=data_parallel)
     assert job.progress.version == 10 and job.progress.samples == 320
@@ -225,7 +226,8 @@ def test_a_signal_ends_the_run_with_a_checkpoint(number):
 
 def test_steady_state_allocates_no_arrays():
     n = 500_000
-    job = Sprint(Single(), [Counting(n, t, delay_s=0.001) for t in range(2)], np.zeros(n, np.float32), options(), config_hash=HASH)
+    workers = [Counting(n, t, delay_s=0.001) for t in range(2)]
+    job = Sprint(Single(), workers, np.zeros(n, np.float32), options(), config_hash=HASH)
     for worker in job._workers:
         worker.fetch = lambda weights: None
     job.start(300)

@@ -4,9 +4,8 @@ import json
 
 import numpy as np
 import pytest
-
 from sprint.distributed.buffers import Deposit
-from sprint.distributed.comm import Single
+from sprint.distributed.ranks import Single
 from sprint.distributed.telemetry import UPDATE_TERMS, Clock, Histogram, Telemetry, whole_job
 
 
@@ -52,7 +51,8 @@ def test_a_clock_gives_every_moment_to_one_term():
 def test_arrows_keep_the_last_and_their_order():
     telemetry = Telemetry(workers=1, arrows=4)
     for update in range(1, 7):
-        telemetry.used([Deposit(0, update - 2 if update > 1 else 0, update, 3, 1.0, read_s=update, deposit_s=update + 0.5)], 3)
+        version = max(update - 2, 0)
+        telemetry.used([Deposit(0, version, update, 3, 1.0, read_s=update, deposit_s=update + 0.5)], 3)
     arrows = telemetry.arrows
     assert arrows["update"].tolist() == [3, 4, 5, 6] and arrows["version"].tolist() == [1, 2, 3, 4]
     assert (arrows["publish_s"] < arrows["deposit_s"]).all() and arrows["staleness"].tolist() == [1] * 4

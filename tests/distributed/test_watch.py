@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 from analytic import Counting
-
-from sprint.distributed.watch import DrilledWorker, Drills, Fault, Watch, parse_fault
+from sprint.distributed.ranks import Single
+from sprint.distributed.watch import LOCAL, RANKS, DrilledWorker, Drills, Fault, Watch, parse_fault
 
 
 @pytest.mark.parametrize("text, fault", [
@@ -19,8 +19,9 @@ def test_drills_are_read(text, fault):
     assert parse_fault(text) == fault
 
 
-@pytest.mark.parametrize("text", ["", "kill-rank=1", "kill-rank=1@update=", "kill-rank=-1@update=2", "eat-rank=1@update=2",
-                                  "kill-rank=1@update=2,worker=x", "kill-rank=1@update=2;seconds=3"])
+@pytest.mark.parametrize("text", ["", "kill-rank=1", "kill-rank=1@update=", "kill-rank=-1@update=2",
+                                  "eat-rank=1@update=2", "kill-rank=1@update=2,worker=x",
+                                  "kill-rank=1@update=2;seconds=3"])
 def test_other_drills_are_refused(text):
     with pytest.raises(ValueError, match="inject: expected KIND=RANK@update=U"):
         parse_fault(text)
@@ -55,15 +56,41 @@ def test_delay_lasts_as_long_as_asked():
 
 
 def test_watch_names_who_is_late_and_not_who_waits():
-    watch = Watch("rank 2 (host n7)", 0.05)
+    watch = Watch(Single(), 0.05)
     worker, update = watch.pulse("worker 0"), watch.pulse("update")
     worker.enter("compute gradient", 8)
-    update.enter("wait for gradients", 8, waiting=True)
+    update.enter("wait for gradients", 8, LOCAL)
     watch.check()
     time.sleep(0.08)
-    with pytest.raises(RuntimeError, match=r"stalled: rank 2 \(host n7\): thread worker 0: compute gradient, update 8, "
+    with pytest.raises(RuntimeError, match=r"stalled: rank 0 \(host .*\): thread worker 0: compute gradient, update 8, "
                                            r"for 0\.\d s \(limit 0.05 s\)$"):
         watch.check()
     worker.enter("deposit gradient", 8)
     watch.check()
-    Watch("rank 0", 0.0).check()
+    Watch(Single(), 0.0).check()
+
+
+def test_who_waits_for_other_ranks_says_so_first_and_then_calls_the_roll():
+    class Four(Single):
+        said = ()
+
+        def here(self, call):
+            self.said += (call,)
+
+        def absent(self, call):
+            return ["rank 3 (host n9)"]
+
+    comm = Four()
+    watch = Watch(comm, 0.2)
+    pulse = watch.pulse("update")
+    pulse.enter("allreduce", 8, RANKS)
+    watch.check()
+    assert comm.said == ()
+    time.sleep(0.12)
+    watch.check()
+    watch.check()
+    assert comm.said == (8,)
+    time.sleep(0.12)
+    with pytest.raises(RuntimeError, match=r"stalled: rank 3 \(host n9\) does not answer the roll call of rank 0 .*"
+                                           r"thread update: allreduce, update 8"):
+        watch.check()

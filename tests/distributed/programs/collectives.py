@@ -3,7 +3,6 @@
 import sys
 
 import numpy as np
-
 from sprint.distributed.comm import open_comm
 
 comm = open_comm()
@@ -19,12 +18,17 @@ for n in (1, 2, 3, 10, 4099):
     assert mine.tobytes() == every[comm.rank].tobytes()
     comm.broadcast(recv, 1)
 values = np.array([1.0, 2.0 ** 40 + comm.rank])
-comm.meet(values, 5.0)
+comm.meet(values)
 assert values.tolist() == [3.0, 3 * 2.0 ** 40 + 3]
 assert comm.gather_all([comm.rank + 0.5, 7.0]).tolist() == [[0.5, 7.0], [1.5, 7.0], [2.5, 7.0]]
 flat = np.full(5, comm.rank, np.float32)
 comm.broadcast(flat, 2)
 assert flat.tolist() == [2.0] * 5
+comm.meet(np.zeros(1))
+if comm.rank != 1:
+    comm.here(70000)
+absent = comm.absent(70000) if comm.rank == 0 else []
+assert absent == ([f"rank 1 (host {comm.hosts[1]})"] if comm.rank == 0 else [])
 assert comm.agree(True) and not comm.agree(comm.rank != 1)
 for wrong, kind in ((np.zeros(4), TypeError), (np.zeros((2, 2), np.float32).T, ValueError)):
     try:

@@ -97,7 +97,6 @@ def check_division(found, workers):
 def check_replay(folder, living, ranks, workers):
     """What the logs of all ranks, the dead ones too, say was applied gives the same weights bit for bit."""
     from analytic import problem
-
     from sprint.distributed.options import Options
     from sprint.distributed.record import Replay
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from analytic import Counting, Regression, problem
-
-from sprint.distributed.comm import guard, label, open_comm
+from sprint.distributed.comm import open_comm
 from sprint.distributed.data_parallel import data_parallel, first_share
+from sprint.distributed.launch import guard
 from sprint.distributed.options import Options
+from sprint.distributed.ranks import label
 from sprint.distributed.sprint import Sprint
 from sprint.distributed.watch import parse_fault
 
