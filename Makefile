@@ -26,9 +26,11 @@ train: .venv/with-data  ## train CNN-A on 5,000 real digits (ARGS="--epochs 8" a
 test: .venv/with-test  ## all tests (ARGS="-k pool" chooses)
 	$(BIN)/python -m pytest $(ARGS)
 
+# mypy takes the package's name from its folder, and the folder of a clone may have any name.
 lint: .venv/with-test  ## ruff and mypy
 	$(BIN)/ruff check .
-	$(BIN)/mypy kernels engine distributed bench __main__.py
+	@mkdir -p .mypy_cache/root && ln -sfn ../.. .mypy_cache/root/sprint
+	MYPYPATH=.mypy_cache/root $(BIN)/mypy $(foreach p,kernels engine distributed bench,-p sprint.$p) -m sprint.__main__
 
 check: lint  ## lint, types, NVRTC for one GPU, fast tests
 	$(BIN)/python -m sprint.kernels.nvrtc --arch 80
