@@ -73,7 +73,7 @@ __device__ inline void convolve_tile(float* shared, const float* x, const float*
 #pragma unroll
   for (int i = 0; i < T::B; ++i) {
     const int column = column0 + at_x.row + i * LANES;
-    const Digits d = digits(column, g.P, g.Q);
+    const Digits d = digits(min(column, columns - 1), g.P, g.Q);
     const int h = d.middle * g.sh - g.ph, w = d.low * g.sw - g.pw;
     place[i] = {(d.high * g.H + h) * g.W + w, column < columns ? word(h, w) : OUTSIDE};
   }
@@ -133,7 +133,8 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
     convolve_tile<Tile32>(shared, x, w, b, y, g, out, depth, image, channel, taps, bias, relu);
 }
 
-// turned: by phase (in the order of r0, s0), the taps of w(K,C,R,S) as (C, K, taps, taps), last tap first.
+// turned: by phase (plan_phases in conv_tiles.py; in the order of r0, s0) the taps of w(K,C,R,S), as (C, K, taps, taps)
+// with the last tap first.
 extern "C" __global__ void turn_filters(const float* __restrict__ w, float* __restrict__ turned, i64 K, i64 C, i64 R, i64 S,
                                         i64 sh, i64 sw) {
   ROW_LOOP(row, s, K * C * R, S) {

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import source
+from . import host_gemm, source
 from .device import Device
 
 TIMED_CALLS = 3  # of each algorithm at most, the best counts
 TIMED_SECONDS = 0.5  # slow layers are not timed for longer
 # Where one of these texts has changed, choices are measured afresh.
-TIMED_TEXTS = ("im2col.cu", "conv.cu", "tile.cuh", "host_tile.h", "host_gemm.cpp")
+TIMED_TEXTS = ("im2col.cu", "conv.cu", *host_gemm.FILES)
 A = TypeVar("A")
 
 
@@ -116,5 +116,4 @@ CHOICES = Choices()
 
 @functools.cache
 def _texts_digest() -> str:
-    texts = [source.read(name) for name in TIMED_TEXTS if (source.FOLDER / name).exists()]
-    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
+    return hashlib.sha256("".join(map(source.read, TIMED_TEXTS)).encode()).hexdigest()[:16]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import bias
+from .conv_algorithm import Gradient
 from .conv_shape import ConvShape
 from .device import Array, Device
 from .im2col import col2im, im2col
@@ -20,8 +21,9 @@ class Explicit:
     """
 
     name = "explicit"
+    fused = False
 
-    def __init__(self, device: Device, shape: ConvShape, limit_bytes: int | None) -> None:
+    def __init__(self, device: Device, shape: ConvShape, limit_bytes: int | None, pool: int) -> None:
         self.device, self.shape = device, shape
         self.images = images_per_chunk(shape, limit_bytes, DEFAULT_LIMIT_BYTES[device.kind])
 
@@ -34,7 +36,7 @@ class Explicit:
         held = "all" if self.images == self.shape.N else f"{self.images} of {self.shape.N}"
         return f"explicit, columns of {held} images at a time ({self.workspace_bytes('forward'):,} bytes)"
 
-    def forward(self, x: Array, w: Array, b: Array, y: Array, relu: bool, workspace: Array) -> None:
+    def forward(self, x: Array, w: Array, b: Array, y: Array, relu: bool, workspace: Array, arg: Array | None) -> None:
         """y = w * x + b, then ReLU."""
         weights, out = self._matrix(w), y.reshape(self.shape.K, self.shape.columns)
         for first, columns, col in self._chunks(workspace):
@@ -42,20 +44,20 @@ class Explicit:
             self.device.sgemm(weights, col, out[:, columns])
         (bias.bias_relu if relu else bias.add_bias)(self.device, out, b)
 
-    def backward_data(self, dy: Array, w: Array, dx: Array, workspace: Array) -> None:
+    def backward_data(self, gradient: Gradient, w: Array, dx: Array, workspace: Array) -> None:
         """dx = the gather of w^T @ dy."""
-        weights, gradient = self._matrix(w), dy.reshape(self.shape.K, self.shape.columns)
+        weights, dy = self._matrix(w), gradient.dy.reshape(self.shape.K, self.shape.columns)
         for first, columns, col in self._chunks(workspace):
-            self.device.sgemm(weights, gradient[:, columns], col, trans_a=True)
+            self.device.sgemm(weights, dy[:, columns], col, trans_a=True)
             col2im(self.device, col, dx, self.shape, first)
 
-    def backward_filter(self, x: Array, dy: Array, dw: Array, db: Array, workspace: Array) -> None:
+    def backward_filter(self, x: Array, gradient: Gradient, dw: Array, db: Array, workspace: Array) -> None:
         """dw = dy @ col^T, summed over the chunks in order; db = row sums of dy."""
-        weights, gradient = self._matrix(dw), dy.reshape(self.shape.K, self.shape.columns)
+        weights, dy = self._matrix(dw), gradient.dy.reshape(self.shape.K, self.shape.columns)
         for first, columns, col in self._chunks(workspace):
             im2col(self.device, x, col, self.shape, first)
-            self.device.sgemm(gradient[:, columns], col, weights, trans_b=True, beta=float(first > 0))
-        bias.bias_gradient(self.device, gradient, db)
+            self.device.sgemm(dy[:, columns], col, weights, trans_b=True, beta=float(first > 0))
+        bias.bias_gradient(self.device, dy, db)
 
     def _matrix(self, w: Array) -> Array:
         return w.reshape(self.shape.K, self.shape.rows)

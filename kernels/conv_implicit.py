@@ -1,37 +1,38 @@
-"""Implicit convolution: the same matrix products with the columns formed on the fly, never in memory."""
+"""The algorithms that store no columns: tiles of conv.cu on cuda and simt, register tiles and Winograd on the host."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import host_gemm
+from .conv_algorithm import Algorithm, Gradient
 from .conv_shape import ConvShape
 from .conv_tiles import Tiles
 from .device import Array, Device
 
-if TYPE_CHECKING:
-    from .conv import Algorithm
-
-
-def implicit(device: Device, shape: ConvShape, limit_bytes: int | None) -> Algorithm:
-    """The implicit algorithm of a device. Raises ValueError when the limit or the extents do not suit it."""
-    fast = device.kind == "host" and device.mode == "fast"
-    return (HostTiles if fast else Tiles)(device, shape, limit_bytes)
-
-
 PASSES: dict[str, host_gemm.Pass] = {"forward": "forward", "backward_data": "data", "backward_filter": "filter"}
+
+
+def implicit(device: Device, shape: ConvShape, limit_bytes: int | None, pool: int) -> Algorithm:
+    """The implicit algorithm of a device. Raises ValueError when the limit or the extents do not suit it."""
+    maker = HostTiles if _is_fast_host(device) else Tiles
+    return maker(device, shape, limit_bytes, pool)
+
+
+def _is_fast_host(device: Device) -> bool:
+    return device.kind == "host" and device.mode == "fast"
 
 
 class HostTiles:
     """The register tiles of the host (host_gemm.py). Raises ValueError when `limit_bytes` is too little for them."""
 
     name = "implicit"
+    algorithm: host_gemm.Algorithm = "direct"
+    fused = True
 
-    def __init__(self, device: Device, shape: ConvShape, limit_bytes: int | None) -> None:
-        self.device, self.shape = device, shape
-        self.bytes = {direction: host_gemm.conv_workspace(name, shape, device.threads)
+    def __init__(self, device: Device, shape: ConvShape, limit_bytes: int | None, pool: int) -> None:
+        self.device, self.shape, self.pool = device, shape, pool
+        self.bytes = {direction: host_gemm.conv_workspace(name, shape, device.threads, pool, self.algorithm)
                       for direction, name in PASSES.items()}
         needed = max(self.bytes.values())
         if limit_bytes is not None and limit_bytes < needed:
@@ -43,16 +44,38 @@ class HostTiles:
 
     def describe(self) -> str:
         """One line for people."""
-        return f"implicit, packed panels ({max(self.bytes.values()):,} bytes)"
+        return f"{self.name}, packed panels ({max(self.bytes.values()):,} bytes)"
 
-    def forward(self, x: Array, w: Array, b: Array, y: Array, relu: bool, workspace: Array) -> None:
-        """y = w * x + b, then ReLU."""
-        host_gemm.conv_forward(self.device, x, w, y, self.shape, workspace.view(np.uint8), bias=b, relu=relu)
+    def forward(self, x: Array, w: Array, b: Array, y: Array, relu: bool, workspace: Array, arg: Array | None) -> None:
+        """y, arg = pool(ReLU(w * x + b))."""
+        host_gemm.conv_forward(self.device, x, w, y, self.shape, workspace.view(np.uint8), bias=b, relu=relu,
+                               pool=self.pool, arg=arg, algorithm=self.algorithm)
 
-    def backward_data(self, dy: Array, w: Array, dx: Array, workspace: Array) -> None:
+    def backward_data(self, gradient: Gradient, w: Array, dx: Array, workspace: Array) -> None:
         """dx = gradient to x."""
-        host_gemm.conv_backward_data(self.device, dy, w, dx, self.shape, workspace.view(np.uint8))
+        dy, y, arg = gradient
+        host_gemm.conv_backward_data(self.device, dy, w, dx, self.shape, workspace.view(np.uint8), y=y, pool=self.pool,
+                                     arg=arg, algorithm=self.algorithm)
 
-    def backward_filter(self, x: Array, dy: Array, dw: Array, db: Array, workspace: Array) -> None:
+    def backward_filter(self, x: Array, gradient: Gradient, dw: Array, db: Array, workspace: Array) -> None:
         """dw, db = gradients to w and b."""
-        host_gemm.conv_backward_filter(self.device, x, dy, dw, self.shape, workspace.view(np.uint8), db=db)
+        dy, y, arg = gradient
+        host_gemm.conv_backward_filter(self.device, x, dy, dw, self.shape, workspace.view(np.uint8), db=db, y=y,
+                                       pool=self.pool, arg=arg, algorithm=self.algorithm)
+
+
+class Winograd(HostTiles):
+    """Winograd's algorithm on the host: 3x3 filters at stride 1. Raises ValueError for any other layer or device.
+
+    Source: Lavin and Gray 2016, F(2x2, 3x3).
+    """
+
+    name = "winograd"
+    algorithm = "winograd"
+
+    def __init__(self, device: Device, shape: ConvShape, limit_bytes: int | None, pool: int) -> None:
+        if not _is_fast_host(device) or not host_gemm.winograd_fits(shape, pool):
+            filters = f"{shape.R}x{shape.S} filters at stride {shape.stride}"
+            raise ValueError(f"conv: winograd expected 3x3 filters at stride (1, 1) on the host, "
+                             f"got {filters} with pool {pool} on {device.name}")
+        super().__init__(device, shape, limit_bytes, pool)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import bias
+from .conv_algorithm import Gradient
 from .conv_shape import ConvShape
 from .device import Array, Device, Work, elements, tiles
 
@@ -27,8 +28,9 @@ class Tiles:
     """
 
     name = "implicit"
+    fused = False
 
-    def __init__(self, device: Device, shape: ConvShape, limit_bytes: int | None) -> None:
+    def __init__(self, device: Device, shape: ConvShape, limit_bytes: int | None, pool: int) -> None:
         _check_limits(shape)
         if limit_bytes is not None and limit_bytes < filter_bytes(shape):
             raise ValueError(f"conv: expected a workspace of at least {filter_bytes(shape)} bytes, got {limit_bytes}")
@@ -48,28 +50,28 @@ class Tiles:
         most = max(map(self.workspace_bytes, ("backward_data", "backward_filter")))
         return f"implicit, filter gradient in {self.parts.count} parts ({most:,} bytes)"
 
-    def forward(self, x: Array, w: Array, b: Array, y: Array, relu: bool, workspace: Array) -> None:
+    def forward(self, x: Array, w: Array, b: Array, y: Array, relu: bool, workspace: Array, arg: Array | None) -> None:
         """y = w * x + b, then ReLU."""
         plan = self.whole
         self.device.launch("conv", "convolve", plan.work, x, w, b, y, *plan.scalars, True, relu, plan.rows)
 
-    def backward_data(self, dy: Array, w: Array, dx: Array, workspace: Array) -> None:
+    def backward_data(self, gradient: Gradient, w: Array, dx: Array, workspace: Array) -> None:
         """dx by phases of the stride, each a convolution of dy with its turned taps."""
         s, turned = self.shape, workspace[: w.size]
         self.device.launch("conv", "turn_filters", elements(w.size), w, turned, s.K, s.C, s.R, s.S, *s.stride)
         for phase in self.phases:
             taps = turned[phase.first : phase.first + phase.size]
-            self.device.launch("conv", "convolve", phase.work, dy, taps, taps, dx, *phase.scalars, False, False,
-                               phase.rows)
+            self.device.launch("conv", "convolve", phase.work, gradient.dy, taps, taps, dx, *phase.scalars, False,
+                               False, phase.rows)
 
-    def backward_filter(self, x: Array, dy: Array, dw: Array, db: Array, workspace: Array) -> None:
+    def backward_filter(self, x: Array, gradient: Gradient, dw: Array, db: Array, workspace: Array) -> None:
         """dw by parts of the positions; db = row sums of dy."""
         plan, split = self.parts, self.parts.count > 1
         parts = workspace[: plan.count * dw.size] if split else dw
-        self.device.launch("conv", "conv_backward_filter", plan.work, x, dy, parts, *plan.scalars)
+        self.device.launch("conv", "conv_backward_filter", plan.work, x, gradient.dy, parts, *plan.scalars)
         if split:
             self.device.launch("conv", "sum_parts", elements(dw.size), parts, dw, plan.count, dw.size)
-        bias.bias_gradient(self.device, dy, db)
+        bias.bias_gradient(self.device, gradient.dy, db)
 
 
 @dataclass(frozen=True)
@@ -192,10 +194,10 @@ def _steps(sizes: tuple[int, int], strides: tuple[int, int, int]) -> tuple[int, 
 
 
 def _check_limits(s: ConvShape) -> None:
-    image = s.N * s.H * s.W
     span = min(s.C, max(n for _, n in TILES) // (s.R * s.S) + 2)  # channels in one tile of the gradient to w
+    beyond = DEPTH * (s.H * s.W + s.stride[0] * s.W + s.stride[1])  # where a count of positions may end
     extents = {"height plus pads": s.H + 2 * s.pad[0], "width plus pads": s.W + 2 * s.pad[1]}
-    offsets = {"N*H*W of the channels in a tile": image * span, "N*P*Q": s.columns, "C*R*S": s.rows,
+    offsets = {"N*H*W of the channels in a tile": s.N * s.H * s.W * span + beyond, "N*P*Q": s.columns, "C*R*S": s.rows,
                "K*R*S": s.K * s.R * s.S}
     for name, value in (extents | offsets).items():
         limit = EXTENT_LIMIT if name in extents else OFFSET_LIMIT

@@ -30,7 +30,7 @@ __device__ inline Fetch fetch(bool along_depth) {
   return along_depth ? Fetch{t / DEPTH, t % DEPTH} : Fetch{t % LANES, t / LANES};
 }
 
-// Where a thread's sums stand in the tile: sum[i][j] is at row(i), column(j).
+// Where a thread's sums stand in the tile: sum[i][j] is at tile_row(i), tile_column(j).
 template <class T>
 __device__ inline int tile_row(int i) {
   constexpr int WARPS_ACROSS = T::N / T::TN / 8;

@@ -38,7 +38,8 @@ def runner(request):
     mode, algo = request.param
     if mode == "fast":
         return HostDevice(threads=2), algo
-    return SimtDevice(order=mode.removeprefix("simt-256-"), seed=11, sanitize=request.config.getoption("--sanitize")), algo
+    sanitize = request.config.getoption("--sanitize")
+    return SimtDevice(order=mode.removeprefix("simt-256-"), seed=11, sanitize=sanitize), algo
 
 
 @pytest.fixture(params=SHAPES.values(), ids=SHAPES)
@@ -131,6 +132,73 @@ def test_relu_is_fused_and_keeps_nan(runner, rng, poison):
     assert not (y < 0).any()
 
 
+def reference_pool(y, pool):
+    """Maximum and the number of the first one in each pool x pool window."""
+    K, N, P, Q = y.shape[0], y.shape[1], y.shape[2] // pool, y.shape[3] // pool
+    out, arg = np.empty((K, N, P, Q)), np.empty((K, N, P, Q), int)
+    for at in np.ndindex(out.shape):
+        k, n, p, q = at
+        window = y[k, n, p * pool : (p + 1) * pool, q * pool : (q + 1) * pool].ravel()
+        out[at], arg[at] = window.max(), window.argmax()
+    return out, arg
+
+
+def reference_unpool(dy, y, arg, shape, pool, relu):
+    """dy at the elements that won their windows, where a ReLU let them through."""
+    whole = np.zeros(shape)
+    for k, n, p, q in np.ndindex(dy.shape):
+        h, w = divmod(int(arg[k, n, p, q]), pool)
+        if not relu or y[k, n, p, q] > 0:
+            whole[k, n, p * pool + h, q * pool + w] = dy[k, n, p, q]
+    return whole
+
+
+LAYERS = {
+    "3x3 pool 2": (ConvShape(3, 2, 9, 11, 5, 3, 3), 2),
+    "pool leaves a rest": (ConvShape(2, 3, 8, 10, 3, 2, 4), 3),
+    "stride and pad": (ConvShape(2, 1, 11, 8, 4, 3, 2, (2, 1), (1, 2)), 2),
+    "no pool": (ConvShape(3, 2, 6, 7, 4, 3, 3), 1),
+}
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("s", "pool"), LAYERS.values(), ids=LAYERS)
+def test_whole_layer_forward_and_back(runner, rng, poison, s, pool, relu):
+    """ReLU and max-pool behind the convolution, fused or composed, and the way back through them."""
+    device, algo = runner
+    x, w, b, _ = arrays(rng, s)
+    conv = Conv(device, s, algo, pool=pool)
+    y, arg = poison(conv.y), poison(conv.y, np.uint8) if pool > 1 else None
+    conv.forward(x, w, b, y, relu, workspace_of(conv, poison), arg)
+    exact_y, exact_arg = reference_pool(reference_forward(x, w, b, s, relu), pool)
+    close(y, exact_y, s.rows)
+    if arg is not None:
+        np.testing.assert_array_equal(arg[exact_y > 0], exact_arg[exact_y > 0])
+    dy = rng.standard_normal(conv.y).astype(np.float32)
+    dx, dw, db = poison(s.x), poison(s.w), poison((s.K,))
+    whole = reference_unpool(dy, exact_y, exact_arg, s.y, pool, relu)
+    conv.backward(x, w, y, dy.copy(), dw, db, dx, relu, workspace_of(conv, poison), arg)
+    for actual, exact, terms in zip((dx, dw, db), reference_backward(x, w, whole, s),
+                                    (s.K * s.R * s.S, s.columns, s.columns), strict=True):
+        close(actual, exact, terms)
+    again, again_b = poison(s.w), poison((s.K,))
+    conv.backward(x, w, y, dy.copy(), again, again_b, None, relu, workspace_of(conv, poison), arg)
+    assert (again.tobytes(), again_b.tobytes()) == (dw.tobytes(), db.tobytes())
+
+
+def test_pool_needs_its_arg_and_fits(fast, rng):
+    s = ConvShape(2, 1, 6, 7, 3, 3, 3)
+    x, w, b, _ = arrays(rng, s)
+    conv = Conv(fast, s, "explicit", pool=2)
+    workspace = np.empty(conv.workspace_bytes() // 4, np.float32)
+    for arg in (None, np.empty(conv.y, np.int32), np.empty((3, 1, 2, 1), np.uint8)):
+        with pytest.raises(ValueError, match=r"arg\(3, 1, 2, 2\) as uint8"):
+            conv.forward(x, w, b, np.empty(conv.y, np.float32), False, workspace, arg)
+    for pool in (0, 5):
+        with pytest.raises(ValueError, match=f"pool from 1 to 4, got {pool}"):
+            Conv(fast, s, "explicit", pool=pool)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("rows", "K"), [(32, 32), (64, 40), (128, 130)])
 def test_every_tile(monkeypatch, rng, poison, order, rows, K):
@@ -196,7 +264,7 @@ def test_more_elements_than_32_bits_are_planned(fast):
 
 def test_tile_limits_are_refused_not_wrapped():
     wide, many = ConvShape(1, 1, 1, 2**14, 1, 1, 1), ConvShape(1, 2**27, 4, 4, 1, 1, 1)
-    for s, name in ((wide, "width plus pads below 16384, got 16384"), (many, r"N\*H\*W .* got 2147483648")):
+    for s, name in ((wide, "width plus pads below 16384, got 16384"), (many, r"N\*H\*W .* got 21474")):
         with pytest.raises(ValueError, match=name):
             Conv(SimtDevice(), s, "implicit")
         assert [a.name for a in Conv(SimtDevice(), s, "auto").candidates] == ["explicit"]
@@ -232,7 +300,7 @@ def test_wrong_arrays_are_refused_before_any_launch(runner, rng, monkeypatch):
 
 def test_unknown_algorithm_and_too_small_limits(fast):
     s = ConvShape(2, 2, 5, 6, 3, 2, 2)
-    with pytest.raises(ValueError, match="explicit, implicit, auto, got 'fft'"):
+    with pytest.raises(ValueError, match="explicit, implicit, winograd, auto, got 'fft'"):
         Conv(fast, s, "fft")
     for device, algo in ((fast, "explicit"), (fast, "implicit"), (SimtDevice(), "implicit"), (fast, "auto")):
         with pytest.raises(ValueError, match="workspace of at least"):
