@@ -248,6 +248,13 @@ class Sprint:
         if number:
             raise Interrupted(f"{where}: {signal.Signals(number).name}", number)
 
+    def survive(self) -> None:
+        """After RankFailed in a collective of the main thread, between segments: go on with the living ranks.
+
+        All of them come here or to the same recovery in the next segment; then the collective is made again.
+        """
+        self._updater.survive()
+
     # checkpoints
 
     def _take_snapshot(self) -> tuple[Any, ...]:

@@ -99,6 +99,13 @@ def test_the_last_rank_goes_on_alone(mpirun, tmp_path):
     assert "1 ranks go on with update 30" in done.err and drill.check_count(tmp_path, [1], 1) == ""
 
 
+def test_a_death_between_segments_is_survived(mpirun, tmp_path):
+    done = mpirun(3, "job.py", "--out", tmp_path, "--samples", 300, "--delay", 0.002, "--die-between", 1, ft=True)
+    assert done.code == 0, done.err
+    assert "sprint: rank 1 (host " in done.err and drill.check_count(tmp_path, [0, 2], 1) == ""
+    assert json.loads((tmp_path / "rank0.json").read_text())["samples"] >= 600
+
+
 @pytest.mark.parametrize("seed", [1, 4, 9])
 def test_kill_9_at_a_random_moment(tmp_path, mpirun, seed):
     outcome, seconds = drill.drill(tmp_path, seed)

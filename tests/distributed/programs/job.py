@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from sprint.distributed.comm import open_comm
 from sprint.distributed.data_parallel import data_parallel, first_share
 from sprint.distributed.launch import guard
 from sprint.distributed.options import Options
-from sprint.distributed.ranks import label
+from sprint.distributed.ranks import RankFailed, label
 from sprint.distributed.sprint import Sprint
 from sprint.distributed.watch import parse_fault
 
@@ -42,6 +43,7 @@ def arguments():
     parser.add_argument("--hash-of-rank", default="")  # "1:abc...": another configuration on rank 1
     parser.add_argument("--no-data-on", type=int, default=-1)
     parser.add_argument("--raise-at-import", type=int, default=-1)
+    parser.add_argument("--die-between", type=int, default=-1)
     parser.add_argument("--raise-in-save", type=int, default=-1)
     return parser.parse_args()
 
@@ -97,6 +99,8 @@ def run(args, comm):
             ready.touch()
 
     progress = job.join(tick)
+    if args.die_between >= 0:
+        progress = next_segment(args, comm, job)
     final, momentum, published = job.weights.snapshot()
     np.savez(args.out / f"final-rank{comm.ids[comm.rank]}.npz", weights=final, momentum=momentum)
     telemetry = job.telemetry
@@ -107,6 +111,21 @@ def run(args, comm):
         "divisions": [getattr(w, "divisions", []) for w in workers], "ids": comm.ids}))
     job.close()
     print(f"{label(comm)} ended at version {published.version}", flush=True)
+
+
+def next_segment(args, comm, job):
+    """Lose a rank while the main threads are the callers of MPI, then go on."""
+    if comm.rank == args.die_between:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        try:
+            everybody = comm.gather_all([float(job.progress.samples)])
+            break
+        except RankFailed:
+            job.survive()
+    assert (everybody == everybody[0]).all()
+    job.start(2 * args.samples)
+    return job.join()
 
 
 def main():
