@@ -12,7 +12,8 @@ struct Wino {
   Conv g;           // P and Q as Conv says: even with a pool
   i64 down, across, tiles;
   Conv in, out;     // "columns" are two per tile: the pairs of x, and of y, that the tiles of one row read or write
-  bool inside;      // no tile reads outside x
+  bool inside;      // no tile reads outside x: one plan serves all its rows
+  bool whole;       // no tile lies partly outside y: one plan serves both its rows
 
   explicit Wino(const ConvShape& shape) : g(shape), in(shape), out(shape) {
     down = ceil_div(g.P, 2), across = ceil_div(g.Q, 2), tiles = g.N * down * across;
@@ -22,6 +23,7 @@ struct Wino {
     }
     out.H = g.P, out.W = g.Q, out.pad_h = out.pad_w = 0;
     inside = !g.padded() && 2 * down + 2 <= g.H && 2 * across + 2 <= g.W;
+    whole = 2 * down == g.P && 2 * across == g.Q;
   }
 };
 
@@ -29,20 +31,54 @@ inline bool bad_winograd(const ConvShape* s, int threads) {
   return bad_shape(s, threads) || s->R != 3 || s->S != 3 || s->stride_h != 1 || s->stride_w != 1 || s->pool > 2;
 }
 
-// Groups of tiles first.. of one strip: where the pairs of x lie for (row 0..3, pair 0..1), and of y for row 0..1.
+// Where the groups of one strip lie: pairs of x in rows 0..3, pair 0 or 1 of a row; pairs of y in rows 0..1.
 struct TilePlans {
+  const Wino& z;
+  int ins, outs;
   Plan in[8], out[2];
-  TilePlans(Arena& arena, const Wino& z, i64 tiles) {
-    for (int i = 0; i < (z.inside ? 1 : 8); ++i) in[i] = Plan(arena, 2 * tiles);
-    for (int i = 0; i < (z.g.pool == 1 ? 2 : 0); ++i) out[i] = Plan(arena, 2 * tiles);
+  TilePlans(Arena& arena, const Wino& wino, i64 tiles)
+      : z(wino), ins(z.inside ? 1 : 8), outs(z.g.pool == 2 ? 0 : z.whole ? 1 : 2) {
+    for (int i = 0; i < ins; ++i) in[i] = Plan(arena, 2 * tiles);
+    for (int i = 0; i < outs; ++i) out[i] = Plan(arena, 2 * tiles);
   }
-  void build(const Wino& z, i64 first, i64 tiles) {
-    for (int i = 0; i < (z.inside ? 1 : 8); ++i) in[i].build(z.in, 2 * first, 2 * tiles, i / 2, i % 2 * 2);
-    for (int i = 0; i < (z.g.pool == 1 ? 2 : 0); ++i) out[i].build(z.out, 2 * first, 2 * tiles, i, 0);
+  void build(i64 first, i64 tiles) {
+    for (int i = 0; i < ins; ++i) in[i].build(z.in, 2 * first, 2 * tiles, i / 2, i % 2 * 2);
+    for (int i = 0; i < outs; ++i) out[i].build(z.out, 2 * first, 2 * tiles, i, 0);
   }
-  const Plan& pair(const Wino& z, int i) const { return in[z.inside ? 0 : i]; }
-  i64 shift(const Wino& z, int i) const { return z.inside ? i / 2 * z.g.W + i % 2 * 2 : 0; }
 };
+
+// Vector `vector` of ROWS rows that start at base, base + step[1], ...; one plan for all, or one each.
+template <int ROWS>
+inline void gather_rows(const Plan* plans, bool shared, i64 vector, const float* base, const i64 (&step)[ROWS],
+                        vec (&v)[ROWS]) {
+  if (!shared) {
+    for (int i = 0; i < ROWS; ++i) v[i] = gather(plans[i], vector, base);
+    return;
+  }
+  const Part *part = plans->begin(vector), *end = plans->end(vector);
+  if (part < end && part->mask == ALL_LANES) {
+    for (int i = 0; i < ROWS; ++i) v[i] = load(base + part->from + step[i]);
+    return;
+  }
+  for (int i = 0; i < ROWS; ++i) v[i] = vec{};
+  for (; part < end; ++part)
+    for (int i = 0; i < ROWS; ++i) v[i] = masked_load(base + part->from + step[i], part->mask, v[i]);
+}
+
+template <bool ADD, int ROWS>
+inline void scatter_rows(const Plan* plans, bool shared, i64 vector, float* base, const i64 (&step)[ROWS],
+                         const vec (&v)[ROWS]) {
+  if (!shared) {
+    for (int i = 0; i < ROWS; ++i) scatter<ADD>(plans[i], vector, base, v[i]);
+    return;
+  }
+  for (const Part *part = plans->begin(vector), *end = plans->end(vector); part < end; ++part)
+    for (int i = 0; i < ROWS; ++i) {
+      float* to = base + part->from + step[i];
+      if (part->mask == ALL_LANES) store(to, ADD ? load(to) + v[i] : v[i]);
+      else masked_store(to, part->mask, ADD ? masked_load(to, part->mask, v[i]) + v[i] : v[i]);
+    }
+}
 
 // ---- pairs of neighbours and vectors of every second float ----
 
@@ -58,16 +94,6 @@ struct Pairs {
 constexpr Pairs PAIRS;
 
 inline vec shuffle(vec a, vec b, const int32_t* lanes) { return __builtin_shuffle(a, b, *(const ivec*)lanes); }
-
-inline void gather_pairs(const Plan& plan, i64 group, const float* base, vec& first, vec& second) {
-  const vec a = gather(plan, 2 * group, base), b = gather(plan, 2 * group + 1, base);
-  first = shuffle(a, b, PAIRS.even), second = shuffle(a, b, PAIRS.odd);
-}
-template <bool ADD>
-inline void scatter_pairs(const Plan& plan, i64 group, float* base, vec first, vec second) {
-  scatter<ADD>(plan, 2 * group, base, shuffle(first, second, PAIRS.low));
-  scatter<ADD>(plan, 2 * group + 1, base, shuffle(first, second, PAIRS.high));
-}
 
 // ---- the transforms: along one axis in place, then along both ----
 
@@ -131,17 +157,40 @@ inline void filter_adjoint(const vec (&u)[4][4], vec (&w)[3][3]) {  // G' u G
 
 // ---- what goes in: x of channel c, or the gradient of filter k, of one group ----
 
-inline void input_tiles(const Wino& z, const TilePlans& plans, i64 group, const float* channel, vec (&v)[4][4]) {
-  for (int i = 0; i < 8; ++i)
-    gather_pairs(plans.pair(z, i), group, channel + plans.shift(z, i), v[i / 2][i % 2 * 2], v[i / 2][i % 2 * 2 + 1]);
+// Rows of pairs of x, relative to a tile's first float: pair 1 lies over pair 0 of the next tile.
+struct InputRows {
+  i64 step[8];
+  explicit InputRows(const Wino& z) {
+    for (int i = 0; i < 8; ++i) step[i] = i / 2 * z.g.W + i % 2 * 2;
+  }
+};
+
+inline void input_tiles(const TilePlans& plans, const InputRows& rows, i64 group, const float* channel, vec (&v)[4][4]) {
+  vec half[2][8];
+  for (int h = 0; h < 2; ++h) gather_rows(plans.in, plans.ins == 1, 2 * group + h, channel, rows.step, half[h]);
+  for (int i = 0; i < 8; ++i) {
+    v[i / 2][i % 2 * 2] = shuffle(half[0][i], half[1][i], PAIRS.even);
+    v[i / 2][i % 2 * 2 + 1] = shuffle(half[0][i], half[1][i], PAIRS.odd);
+  }
   both_axes<InputForm>(v);
+}
+
+inline void output_pairs(const TilePlans& plans, i64 group, const float* base, vec (&d)[2][2]) {
+  const i64 step[2] = {0, plans.z.g.Q};
+  vec half[2][2];
+  for (int h = 0; h < 2; ++h) gather_rows(plans.out, plans.outs == 1, 2 * group + h, base, step, half[h]);
+  for (int r = 0; r < 2; ++r) {
+    d[r][0] = shuffle(half[0][r], half[1][r], PAIRS.even);
+    d[r][1] = shuffle(half[0][r], half[1][r], PAIRS.odd);
+  }
 }
 
 inline vec where_positive(vec y, vec value) { return y > 0 ? value : vec{}; }
 
 // The gradient behind ReLU and pool that group `group`, tiles `tile` to end - 1 at most, sends to its 2x2 outputs.
-inline void gradient_tiles(const Wino& z, const TilePlans& plans, const Gradient& dy, i64 k, i64 group, i64 tile, i64 end,
+inline void gradient_tiles(const TilePlans& plans, const Gradient& dy, i64 k, i64 group, i64 tile, i64 end,
                            vec (&d)[2][2]) {
+  const Wino& z = plans.z;
   if (z.g.pool == 2) {
     const i64 at = k * z.tiles + tile, count = std::min<i64>(LANES, end - tile);
     float value[LANES] = {}, top[LANES] = {};
@@ -152,13 +201,11 @@ inline void gradient_tiles(const Wino& z, const TilePlans& plans, const Gradient
     for (int i = 0; i < 4; ++i) d[i / 2][i % 2] = *(const ivec*)number == i ? all : vec{};
     return;
   }
-  for (int r = 0; r < 2; ++r) {
-    gather_pairs(plans.out[r], group, dy.dy + k * z.g.columns, d[r][0], d[r][1]);
-    if (!dy.y) continue;
-    vec top[2];
-    gather_pairs(plans.out[r], group, dy.y + k * z.g.columns, top[0], top[1]);
-    for (int j = 0; j < 2; ++j) d[r][j] = where_positive(top[j], d[r][j]);
-  }
+  output_pairs(plans, group, dy.dy + k * z.g.columns, d);
+  if (!dy.y) return;
+  vec top[2][2];
+  output_pairs(plans, group, dy.y + k * z.g.columns, top);
+  for (int i = 0; i < 4; ++i) d[i / 2][i % 2] = where_positive(top[i / 2][i % 2], d[i / 2][i % 2]);
 }
 
 // Products a strip of tiles may hold in L2: 16 * channels * tiles floats.

@@ -55,7 +55,7 @@ void transform_gradient(const WinoDataBlocks& d, const WinoDataScratch& s, const
   for (i64 k = 0; k < z.g.K; ++k)
     for (i64 group = 0; group * LANES < tiles; ++group) {
       vec y[2][2], m[4][4];
-      gradient_tiles(z, s.plans, dy, k, group, first + group * LANES, first + tiles, y);
+      gradient_tiles(s.plans, dy, k, group, first + group * LANES, first + tiles, y);
       output_adjoint(y, m);
       float* to = s.v + (group / WIDE * z.g.K + k) * NR + group % WIDE * LANES;
       for (int i = 0; i < PRODUCTS; ++i) store(to + i * d.v_step, m[i / 4][i % 4]);
@@ -63,14 +63,21 @@ void transform_gradient(const WinoDataBlocks& d, const WinoDataScratch& s, const
 }
 
 // Adds B m B' of one channel and group to dx.
-inline void add_group(const Wino& z, const TilePlans& plans, const float* products, i64 group, float* channel) {
+inline void add_group(const TilePlans& plans, const InputRows& rows, const float* products, i64 group, float* channel) {
   vec m[4][4];
   for (int i = 0; i < PRODUCTS; ++i) m[i / 4][i % 4] = load(products + i * MR * NR);
   both_axes<InputAdjoint>(m);
-  for (int pair = 0; pair < 2; ++pair)  // the second pairs lie over the first of the next tiles
-    for (int row = 0; row < 4; ++row) {
-      const int i = row * 2 + pair;
-      scatter_pairs<true>(plans.pair(z, i), group, channel + plans.shift(z, i), m[row][2 * pair], m[row][2 * pair + 1]);
+  for (int pair = 0; pair < 2; ++pair)  // in this order, because the second pairs lie over the first of the next tiles
+    for (int h = 0; h < 2; ++h) {
+      i64 step[4];
+      vec half[4];
+      Plan own[4];
+      for (int r = 0; r < 4; ++r) {
+        step[r] = rows.step[2 * r + pair];
+        half[r] = shuffle(m[r][2 * pair], m[r][2 * pair + 1], h ? PAIRS.high : PAIRS.low);
+        if (plans.ins > 1) own[r] = plans.in[2 * r + pair];
+      }
+      scatter_rows<true>(plans.ins > 1 ? own : plans.in, plans.ins == 1, 2 * group + h, channel, step, half);
     }
 }
 
@@ -82,9 +89,10 @@ void wino_data_task(const WinoDataBlocks& d, const Gradient& dy, const float* u,
   const i64 first = block * d.row_tiles / d.row_blocks, last = (block + 1) * d.row_tiles / d.row_blocks;
   for (i64 c = first * d.tile_rows; c < std::min(z.g.C, last * d.tile_rows); ++c)
     std::memset(dx + c * z.g.image() + n * z.g.H * z.g.W, 0, images * z.g.H * z.g.W * sizeof(float));
+  const InputRows input_rows(z);
   for (i64 begin = n * plane, end = begin + images * plane; begin < end; begin += d.strip) {
     const i64 tiles = std::min(d.strip, end - begin);
-    s.plans.build(z, begin, tiles);
+    s.plans.build(begin, tiles);
     transform_gradient(d, s, dy, begin, tiles);
     for (i64 row = first; row < last; ++row) {
       const i64 c = row * d.tile_rows, rows = std::min(d.tile_rows, z.g.C - c);
@@ -98,7 +106,7 @@ void wino_data_task(const WinoDataBlocks& d, const Gradient& dy, const float* u,
           }
         for (i64 r = 0; r < rows; ++r)
           for (i64 e = 0; e < width; e += LANES)
-            add_group(z, s.plans, s.m + r * NR + e, (t + e) / LANES, dx + (c + r) * z.g.image());
+            add_group(s.plans, input_rows, s.m + r * NR + e, (t + e) / LANES, dx + (c + r) * z.g.image());
       }
     }
   }

@@ -4,8 +4,7 @@
 namespace {
 
 struct WinoFilterBlocks {
-  static constexpr i64 DEPTH = 128;                // tiles at a time
-  static constexpr i64 ABREAST = LDA / DEPTH;      // blocks of v that share the rows of one row-major panel
+  static constexpr i64 DEPTH = KC / 2;  // tiles at a time: two products share the rows of a row-major panel
   const Wino& z;
   i64 ldk, tile_rows, row_tiles, shares, parts, share;
 
@@ -20,9 +19,8 @@ struct WinoFilterBlocks {
   }
   i64 partial_floats() const { return PRODUCTS * z.g.C * ldk; }
   i64 gradient_floats() const { return product_step(DEPTH * ldk); }  // of one product
-  float* v_panel(float* v, i64 product, i64 row_tile) const {
-    const i64 index = product * row_tiles + row_tile;
-    return v + index / ABREAST * MR * LDA + index % ABREAST * DEPTH;
+  static i64 v_panel(i64 product, i64 row_tile) {
+    return (row_tile * PRODUCTS + product) / 2 * MR * LDA + product % 2 * DEPTH;
   }
 };
 
@@ -30,7 +28,7 @@ struct WinoFilterScratch {
   float *v, *turned, *groups;
   TilePlans plans;
   WinoFilterScratch(Arena& arena, const WinoFilterBlocks& f) : plans(arena, f.z, f.DEPTH) {
-    v = arena.take<float>(ceil_div(PRODUCTS * f.row_tiles, f.ABREAST) * MR * LDA);
+    v = arena.take<float>(PRODUCTS / 2 * f.row_tiles * MR * LDA);
     turned = arena.take<float>(PRODUCTS * f.gradient_floats());
     groups = arena.take<float>(2 * 4 * LANES * LANES);
   }
@@ -53,7 +51,7 @@ void turn_tiles(const WinoFilterBlocks& f, const Gradient& dy, const WinoFilterS
       float *rows = s.groups, *columns = s.groups + 4 * LANES * LANES;
       for (i64 r = 0; r < LANES; ++r) {
         vec y[2][2] = {};
-        if (k + r < z.g.K) gradient_tiles(z, s.plans, dy, k + r, group, first + group * LANES, first + tiles, y);
+        if (k + r < z.g.K) gradient_tiles(s.plans, dy, k + r, group, first + group * LANES, first + tiles, y);
         for (int i = 0; i < 4; ++i) store(rows + (i * LANES + r) * LANES, y[i / 2][i % 2]);
       }
       for (int i = 0; i < 4; ++i)
@@ -71,13 +69,15 @@ void turn_tiles(const WinoFilterBlocks& f, const Gradient& dy, const WinoFilterS
 // v of `tiles` tiles of channels first..last-1, one row of a panel each.
 void transform_rows(const WinoFilterBlocks& f, const WinoFilterScratch& s, const float* x, i64 first, i64 last, i64 tiles) {
   const Wino& z = f.z;
-  for (i64 c = first; c < last; ++c)
+  const InputRows rows(z);
+  for (i64 c = first; c < last; ++c) {
+    float* row = s.v + f.v_panel(0, c / f.tile_rows) + c % f.tile_rows * LDA;
     for (i64 group = 0; group * LANES < tiles; ++group) {
       vec v[4][4];
-      input_tiles(z, s.plans, group, x + c * z.g.image(), v);
-      for (int i = 0; i < PRODUCTS; ++i)
-        store(f.v_panel(s.v, i, c / f.tile_rows) + c % f.tile_rows * LDA + group * LANES, v[i / 4][i % 4]);
+      input_tiles(s.plans, rows, group, x + c * z.g.image(), v);
+      for (int i = 0; i < PRODUCTS; ++i) store(row + f.v_panel(i, 0) + group * LANES, v[i / 4][i % 4]);
     }
+  }
 }
 
 void wino_filter_task(const WinoFilterBlocks& f, const Gradient& dy, const float* x, bool bias,
@@ -93,7 +93,7 @@ void wino_filter_task(const WinoFilterBlocks& f, const Gradient& dy, const float
     std::memset(dw + (i * C + first_c) * f.ldk, 0, std::max<i64>(0, last_c - first_c) * f.ldk * sizeof(float));
   for (i64 t = begin; t < end; t += f.DEPTH) {
     const i64 tiles = std::min(f.DEPTH, end - t), depth = round_up(tiles, LANES);
-    s.plans.build(z, t, tiles);
+    s.plans.build(t, tiles);
     turn_tiles(f, dy, s, t, tiles);
     if (bias && part == 0) add_bias_gradient(f.ldk, s.turned + 5 * f.gradient_floats(), depth, db);  // z(1,1) = sum of dy
     transform_rows(f, s, x, first_c, last_c, tiles);
@@ -103,7 +103,7 @@ void wino_filter_task(const WinoFilterBlocks& f, const Gradient& dy, const float
           const i64 c = row * f.tile_rows;
           float* to = dw + (i * C + c) * f.ldk + k;
           const Target target{to, f.ldk, (int)round_up(std::min<i64>(NR, z.g.K - k), LANES), t > begin ? to : nullptr, f.ldk};
-          RowTiles::run((int)std::min(f.tile_rows, C - c), depth, f.v_panel(s.v, i, row),
+          RowTiles::run((int)std::min(f.tile_rows, C - c), depth, s.v + f.v_panel(i, row),
                         s.turned + i * f.gradient_floats() + k * depth, target);
         }
   }

@@ -48,10 +48,11 @@ void transform_filters(const Wino& z, const float* w, i64 first, float* u) {
 // v of a strip as panels (product, panel, C, NR).
 void transform_input(const WinoForwardBlocks& f, const WinoForwardScratch& s, const float* x, i64 tiles) {
   const Wino& z = f.z;
+  const InputRows rows(z);
   for (i64 c = 0; c < z.g.C; ++c)
     for (i64 group = 0; group * LANES < tiles; ++group) {
       vec v[4][4];
-      input_tiles(z, s.plans, group, x + c * z.g.image(), v);
+      input_tiles(s.plans, rows, group, x + c * z.g.image(), v);
       float* to = s.v + (group / WIDE * z.g.C + c) * NR + group % WIDE * LANES;
       for (int i = 0; i < PRODUCTS; ++i) store(to + i * f.v_step, v[i / 4][i % 4]);
     }
@@ -71,11 +72,11 @@ inline void store_maximum(const vec (&d)[2][2], float* y, uint8_t* arg, i64 coun
   for (i64 e = 0; arg && e < count; ++e) arg[e] = (uint8_t)number[e];
 }
 
-// The outputs of filter k and group `group`, whose first tile is `tile`, from its 16 products, `step` floats apart.
-inline void finish_group(const Wino& z, const TilePlans& plans, const Forward& op, const float* products, i64 step, i64 k,
+// The outputs of filter k and group `group`, whose first tile is `tile`, from its 16 products, `apart` floats apart.
+inline void finish_group(const Wino& z, const TilePlans& plans, const Forward& op, const float* products, i64 apart, i64 k,
                          i64 group, i64 tile) {
   vec m[4][4], d[2][2];
-  for (int i = 0; i < PRODUCTS; ++i) m[i / 4][i % 4] = load(products + i * step);
+  for (int i = 0; i < PRODUCTS; ++i) m[i / 4][i % 4] = load(products + i * apart);
   output_form(m, d);
   for (int i = 0; i < 4; ++i) {
     vec& v = d[i / 2][i % 2];
@@ -86,7 +87,11 @@ inline void finish_group(const Wino& z, const TilePlans& plans, const Forward& o
     const i64 at = k * z.tiles + tile;
     return store_maximum(d, op.y + at, op.arg ? op.arg + at : nullptr, std::min<i64>(LANES, z.tiles - tile));
   }
-  for (int r = 0; r < 2; ++r) scatter_pairs<false>(plans.out[r], group, op.y + k * z.g.columns, d[r][0], d[r][1]);
+  const i64 step[2] = {0, z.g.Q};
+  const vec halves[2][2] = {{shuffle(d[0][0], d[0][1], PAIRS.low), shuffle(d[1][0], d[1][1], PAIRS.low)},
+                            {shuffle(d[0][0], d[0][1], PAIRS.high), shuffle(d[1][0], d[1][1], PAIRS.high)}};
+  for (int h = 0; h < 2; ++h)
+    scatter_rows<false>(plans.out, plans.outs == 1, 2 * group + h, op.y + k * z.g.columns, step, halves[h]);
 }
 
 void wino_forward_task(const WinoForwardBlocks& f, const Forward& op, const float* u, const WinoForwardScratch& scratch,
@@ -94,7 +99,7 @@ void wino_forward_task(const WinoForwardBlocks& f, const Forward& op, const floa
   const Wino& z = f.z;
   WinoForwardScratch s = scratch;
   const i64 begin = strip * f.strip, tiles = std::min(f.strip, z.tiles - begin), C = z.g.C;
-  s.plans.build(z, begin, tiles);
+  s.plans.build(begin, tiles);
   transform_input(f, s, op.x, tiles);
   for (i64 row = block * f.row_tiles / f.row_blocks; row < (block + 1) * f.row_tiles / f.row_blocks; ++row) {
     const i64 k = row * f.tile_rows, rows = std::min(f.tile_rows, z.g.K - k);
