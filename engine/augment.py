@@ -1,4 +1,4 @@
-"""Random affine warps of training images ("deform" in SPRINT), drawn without state: a function of seed, epoch and sample."""
+"""Random affine warps of training images ("deform" in SPRINT), drawn from seed, epoch and sample without any state."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Augment:
                out_size: tuple[int, int]) -> np.ndarray:
         """Matrices (n,6) float32 for kernels.image.deform, about the centre of the image.
 
-        indices (n,) sample numbers; sizes (height, width) in pixels. The warp of a sample depends on (seed, epoch, index)
-        alone, so that ranks, threads and a resumed run draw the same.
+        indices (n,) sample numbers; sizes (height, width) in pixels. The warp of a sample depends on (seed, epoch,
+        index) alone, so that ranks, threads and a resumed run draw the same.
         """
         draw = _uniform(indices, epoch, seed, 5)
         angle = np.deg2rad(self.rotation) * (2 * draw[0] - 1)

@@ -1,8 +1,7 @@
 """From layers to stages: what runs together, and which activations must be kept for the backward pass.
 
-Convolution and dense layers take the ReLU behind them into their own output (in place). Where a max-pool follows such a
-convolution, the pool's backward applies the ReLU mask from its own, smaller output, so that the activation before the
-pool need not be kept at all.
+A convolution takes the ReLU and the plain max-pool behind it into one stage: the activation before the pool is never
+kept, and the gradient goes back through pool and ReLU inside the convolution op. A dense layer takes its ReLU.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..kernels.host_gemm import POOL_LIMIT
 from .layers import Conv2D, Dense, Dropout, Layer, MaxPool2D, NetSpec, Placed, ReLU, Shape, Sigmoid
 
 Kind = Literal["conv", "pool", "flatten", "dense", "relu", "sigmoid", "dropout", "loss"]
@@ -27,8 +27,8 @@ class Stage:
     layer: Layer
     in_shape: Shape
     out_shape: Shape
-    relu: bool = False  # the stage ends with max(y, 0) in place
-    relu_in_pool: bool = False  # of a conv: the pool behind masks the gradient; of a pool: it does so
+    relu: bool = False  # the stage ends with max(y, 0)
+    pool: int = 1  # a conv stage ends with a pool x pool maximum at stride pool
     keeps_output: bool = True
 
     @property
@@ -42,35 +42,42 @@ def fuse(spec: NetSpec) -> list[Stage]:
     stages: list[Stage] = []
     for placed in spec.placed:
         last = stages[-1] if stages else None
-        if isinstance(placed.layer, ReLU) and last and last.kind in ("conv", "dense") and not last.relu:
-            stages[-1] = replace(last, relu=True)
+        if last and (joined := _joined(last, placed)):
+            stages[-1] = joined
             continue
         if isinstance(placed.layer, Dense) and placed.in_shape[1:] != (1, 1):
             flat = (math.prod(placed.in_shape), 1, 1)
             stages.append(Stage(f"flatten{placed.name[2:]}", "flatten", placed.layer, placed.in_shape, flat))
-        stages.append(_stage(placed, stages))
-        if placed.layer is not spec.layers[-1] and stages[-1].kind == "pool" and last and last.kind == "conv" and last.relu:
-            stages[-2:] = [replace(last, relu_in_pool=True), replace(stages[-1], relu_in_pool=True)]
-    return [replace(s, keeps_output=_keeps_output(s, after)) for s, after in zip(stages, [*stages[1:], None], strict=True)]
+        in_shape = stages[-1].out_shape if stages else placed.in_shape
+        kind = _KINDS.get(type(placed.layer), "loss")
+        stages.append(Stage(placed.name, kind, placed.layer, in_shape, placed.out_shape))
+    followers = [*stages[1:], None]
+    return [replace(s, keeps_output=_keeps_output(s, after)) for s, after in zip(stages, followers, strict=True)]
 
 
-def _stage(placed: Placed, before: list[Stage]) -> Stage:
-    in_shape = before[-1].out_shape if before else placed.in_shape
-    return Stage(placed.name, _KINDS.get(type(placed.layer), "loss"), placed.layer, in_shape, placed.out_shape)
+def _joined(last: Stage, placed: Placed) -> Stage | None:
+    """`last` with the layer behind it taken in, or None when that is not possible."""
+    layer, open_end = placed.layer, last.pool == 1
+    if isinstance(layer, ReLU) and last.kind in ("conv", "dense") and not last.relu and open_end:
+        return replace(last, relu=True)
+    if isinstance(layer, MaxPool2D) and last.kind == "conv" and open_end:
+        pool = layer.window[0]
+        if layer == MaxPool2D((pool, pool), (pool, pool)) and 1 < pool <= POOL_LIMIT:
+            return replace(last, pool=pool, out_shape=placed.out_shape)
+    return None
 
 
 def _keeps_output(stage: Stage, after: Stage | None) -> bool:
     """Whether the backward pass reads the stage's output: by itself (masks), or as the input of the stage behind."""
-    reads_own = stage.kind in ("relu", "sigmoid") or (stage.relu and not stage.relu_in_pool) or (
-        stage.kind == "pool" and stage.relu_in_pool)
+    reads_own = stage.kind in ("relu", "sigmoid") or stage.relu
     return reads_own or (after is not None and after.kind in ("conv", "dense"))
 
 
 def scratch_sizes(stages: list[Stage]) -> tuple[int, int]:
     """Elements per sample of the two scratch buffers that stages take in turn.
 
-    They hold outputs that are not kept and, in the backward pass, the gradients: stage i writes its output to, and finds
-    the gradient of its output in, buffer i % 2. The loss itself has no output.
+    They hold outputs that are not kept and, in the backward pass, the gradients: stage i writes its output to, and
+    finds the gradient of its output in, buffer i % 2. The loss itself has no output.
     """
     sizes = [stage.out_size for stage in stages[:-1]]
     return max(sizes[0::2], default=0), max(sizes[1::2], default=0)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
-from ..kernels.conv import Conv
-from ..kernels.conv_shape import ConvShape
 from ..kernels.device import Device
 from ..kernels.pool import arg_dtype
 from .fusion import Stage, fuse, scratch_sizes
-from .layers import Conv2D, MaxPool2D, NetSpec
+from .layers import MaxPool2D, NetSpec
 from .optim import STATE_BUFFERS
 from .params import flat_length
+from .stages import plan_conv
 
 FLOAT_BYTES = 4
 
@@ -46,20 +43,19 @@ def plan(spec: NetSpec, device: Device, subbatch: int, *, conv_algo: str = "auto
     flat = FLOAT_BYTES * flat_length(spec.parameter_shapes)
     kept = sum(s.out_size for s in stages[:-1] if s.keeps_output)
     activations = FLOAT_BYTES * subbatch * (kept + sum(scratch_sizes(stages)))
-    arguments = sum(subbatch * s.out_size * np.dtype(arg_dtype(s.layer.window)).itemsize
-                    for s in stages if isinstance(s.layer, MaxPool2D))
-    workspace = max((_conv_workspace(s, subbatch, device, conv_algo, workspace_bytes) for s in stages
+    arguments = sum(subbatch * s.out_size * _argument_bytes(s) for s in stages)
+    workspace = max((plan_conv(s, device, subbatch, conv_algo, workspace_bytes).workspace_bytes() for s in stages
                      if s.kind == "conv"), default=0)
     pixels = math.prod(spec.in_shape)
     images = subbatch * pixels * (FLOAT_BYTES + 1)
     return MemoryPlan(flat, flat, flat * STATE_BUFFERS[optimizer], activations + arguments, workspace, images)
 
 
-def _conv_workspace(stage: Stage, subbatch: int, device: Device, algo: str, limit: int | None) -> int:
-    (C, H, W), layer = stage.in_shape, stage.layer
-    assert isinstance(layer, Conv2D)
-    shape = ConvShape(C, subbatch, H, W, layer.filters, *layer.window, layer.stride, layer.pad)
-    return Conv(device, shape, algo, limit).workspace_bytes()
+def _argument_bytes(stage: Stage) -> int:
+    """Bytes that a stage keeps for each of its outputs to know where in the window the maximum was."""
+    if isinstance(stage.layer, MaxPool2D):
+        return arg_dtype(stage.layer.window).itemsize
+    return 1 if stage.pool > 1 else 0
 
 
 def largest_subbatch(spec: NetSpec, device: Device, available: int, **options: object) -> int:

@@ -87,4 +87,5 @@ def _mlp(name: str, image_size: int | None, width: float, classes: int) -> NetSp
     size, units = image_size or 32, scaled(5000, width)
     half: list[Layer] = [Dense(units), ReLU(), Dense(units), ReLU()]
     layers: list[Layer] = [*half, Dense(units), ReLU(), *half, Dense(classes), SoftmaxCrossEntropy()]
-    return NetSpec(name, (3, size, size), tuple(layers), "SMLPs of a public Chainer tutorial: two three-layer perceptrons")
+    note = "SMLPs of a public Chainer tutorial: two perceptrons of three layers"
+    return NetSpec(name, (3, size, size), tuple(layers), note)

@@ -38,8 +38,8 @@ class Params:
     def upload(self, arrays: dict[str, np.ndarray]) -> None:
         """Set all arrays. Raises ValueError when names or shapes differ."""
         if set(arrays) != set(self.shapes):
-            odd = sorted(set(arrays) ^ set(self.shapes))
-            raise ValueError(f"parameters: expected the names {', '.join(self.shapes)}, got a difference in {', '.join(odd)}")
+            odd = ", ".join(sorted(set(arrays) ^ set(self.shapes)))
+            raise ValueError(f"parameters: expected the names {', '.join(self.shapes)}, got a difference in {odd}")
         for name, view in self.views.items():
             if arrays[name].shape != self.shapes[name]:
                 raise ValueError(f"parameters: expected {name}{self.shapes[name]}, got {arrays[name].shape}")

@@ -71,6 +71,6 @@ def forward_macs(spec: NetSpec) -> int:
 
 
 def training_flops(spec: NetSpec) -> int:
-    """Floating-point operations of one sample's forward and backward pass; the gradient to the image is not computed."""
+    """Floating-point operations of one sample, forward and backward; the gradient to the image is not computed."""
     rows = table(spec)
     return 2 * (3 * sum(row.macs for row in rows) - rows[0].macs)

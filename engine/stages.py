@@ -19,7 +19,7 @@ from .params import Params
 
 @dataclass
 class Context:
-    """What all stages of one network share. The workspace belongs to this network alone: two workers never share one."""
+    """What all stages of one network share; nothing of it is shared between two workers."""
 
     device: Device
     subbatch: int
@@ -32,43 +32,47 @@ class Context:
 
 
 class ConvStage:
-    """Convolution + bias (+ ReLU)."""
+    """Convolution + bias (+ ReLU) (+ max-pool)."""
 
     def __init__(self, stage: Stage, context: Context) -> None:
-        assert isinstance(stage.layer, Conv2D)
         self.stage, self.context = stage, context
         self.w, self.b = context.weights.views[f"{stage.name}.w"], context.weights.views[f"{stage.name}.b"]
         self.dw, self.db = context.grads.views[f"{stage.name}.w"], context.grads.views[f"{stage.name}.b"]
+        self.argument = context.device.empty(stage.out_size * context.subbatch if stage.pool > 1 else 0, np.uint8)
         self.convs: dict[int, Conv] = {}
 
     def conv(self, n: int) -> Conv:
         """The planned convolution of n images."""
         if n not in self.convs:
-            (C, H, W), layer = self.stage.in_shape, self.stage.layer
-            assert isinstance(layer, Conv2D)
-            shape = ConvShape(C, n, H, W, layer.filters, *layer.window, layer.stride, layer.pad)
             context = self.context
-            self.convs[n] = Conv(context.device, shape, context.conv_algo, context.workspace_limit)
+            self.convs[n] = plan_conv(self.stage, context.device, n, context.conv_algo, context.workspace_limit)
         return self.convs[n]
 
     def workspace_bytes(self, n: int) -> int:
         """Bytes of workspace for n images."""
         return self.conv(n).workspace_bytes()
 
+    def _argument(self, y: Array) -> Array | None:
+        return self.argument[: y.size].reshape(y.shape) if self.stage.pool > 1 else None
+
     def forward(self, x: Array, y: Array, workspace: Array, train: bool) -> None:
-        self.conv(x.shape[1]).forward(x, self.w, self.b, y, self.stage.relu, workspace)
+        self.conv(x.shape[1]).forward(x, self.w, self.b, y, self.stage.relu, workspace, self._argument(y))
 
     def backward(self, x: Array, y: Array, dy: Array, dx: Array | None, workspace: Array) -> None:
-        if self.stage.relu and not self.stage.relu_in_pool:
-            activation.relu_backward(self.context.device, y, dy, dy)
-        conv = self.conv(x.shape[1])
-        conv.backward_filter(x, dy, self.dw, self.db, workspace)
-        if dx is not None:
-            conv.backward_data(dy, self.w, dx, workspace)
+        self.conv(x.shape[1]).backward(x, self.w, y, dy, self.dw, self.db, dx, self.stage.relu, workspace,
+                                       self._argument(y))
+
+
+def plan_conv(stage: Stage, device: Device, n: int, algo: str, workspace_limit: int | None) -> Conv:
+    """The convolution op of a conv stage for n images."""
+    (C, H, W), layer = stage.in_shape, stage.layer
+    assert isinstance(layer, Conv2D)
+    shape = ConvShape(C, n, H, W, layer.filters, *layer.window, layer.stride, layer.pad)
+    return Conv(device, shape, algo, workspace_limit, pool=stage.pool)
 
 
 class PoolStage:
-    """Max-pooling; may apply the ReLU mask of the convolution before it in its backward pass."""
+    """Max-pooling that no convolution took in."""
 
     def __init__(self, stage: Stage, context: Context) -> None:
         assert isinstance(stage.layer, MaxPool2D)
@@ -85,9 +89,8 @@ class PoolStage:
 
     def backward(self, x: Array, y: Array, dy: Array, dx: Array | None, workspace: Array) -> None:
         if dx is not None:
-            layer, mask = self.layer, y if self.stage.relu_in_pool else None
-            pool.max_pool_backward(self.device, dy, self._argument(dy), dx, layer.window, layer.stride, layer.pad,
-                                   relu_of=mask)
+            layer = self.layer
+            pool.max_pool_backward(self.device, dy, self._argument(dy), dx, layer.window, layer.stride, layer.pad)
 
 
 class FlattenStage:
