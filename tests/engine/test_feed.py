@@ -80,3 +80,34 @@ def test_worker_gives_sums_and_adds_deposits(dataset, fast):
     worker.deposit(buffer, add=True, scale=-0.5)
     np.testing.assert_allclose(buffer, -gradient, rtol=1e-6)
     worker.close()
+
+
+def test_weight_decay_counts_once_a_sample(dataset, fast):
+    spec = nets.build("cnn-a", 9, width=0.1, classes=4)
+    narrow = open_dataset("synthetic", image_shape=spec.in_shape, classes=4, limit=40)
+    buffers = []
+    for decay in (0.0, 0.125):
+        network = Network(spec, fast, 4, seed=1)
+        worker = Worker(network, Loader(narrow.train, 4, threads=0), Feeder(fast, narrow, 4), decay)
+        _, samples = worker.compute()
+        buffers.append(np.empty(worker.n_params, np.float32))
+        worker.deposit(buffers[-1], add=False, scale=2.0)
+    expected = buffers[0] + 2.0 * samples * 0.125 * network.weights.flat
+    np.testing.assert_allclose(buffers[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_new_division_goes_on_where_the_job_was(dataset, fast):
+    """After 20 of 40 samples two shares split what is left, each sample once."""
+    spec = nets.build("cnn-a", 9, width=0.1, classes=4)
+    narrow = open_dataset("synthetic", image_shape=spec.in_shape, classes=4, limit=40)
+    seen = []
+    for share in range(2):
+        worker = Worker(Network(spec, fast, 5, seed=1), Loader(narrow.train, 5, threads=0), Feeder(fast, narrow, 5))
+        worker.divide(share, 2, 20)
+        batches = [next(worker.loader) for _ in range(2)]
+        assert [b.epoch for b in batches] == [0, 0]
+        seen += [int(i) for b in batches for i in b.indices]
+    first_half = {int(i) for rank in range(2) for b in (Loader(narrow.train, 10, rank=rank, size=2, threads=0),)
+                  for i in next(b).indices}
+    assert len(set(seen)) == 20
+    assert not first_half & set(seen)
