@@ -44,8 +44,9 @@ sanitize: .venv/with-test  ## kernels under AddressSanitizer and UBSan
 nvrtc: .venv/with-test  ## compile every kernel for sm_75, 80, 90, 100; no GPU needed
 	$(BIN)/python -m sprint.kernels.nvrtc $(ARGS)
 
-bench: .venv/with-test  ## time the kernels on this machine
-	$(BIN)/sprint bench kernels $(ARGS)
+bench: .venv/with-test  ## time the kernels on this machine, saved in .benchmarks (sprint bench compare A B)
+	$(BIN)/python -m pytest bench --benchmark-autosave --benchmark-save-data \
+		--benchmark-columns=min,median,iqr,rounds --benchmark-max-time 0.5 $(ARGS)
 
 test-gpu: .venv/with-test .venv/with-cuda12  ## kernels and a short training on a GPU against the host, then timings
 	@$(BIN)/python -c "import sys; from sprint.kernels.cuda import missing; sys.exit(missing())"

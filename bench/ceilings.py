@@ -64,7 +64,7 @@ class Ceilings:
         bandwidth = max(self.stream_gb_per_s, self.cached_gb_per_s if cached else 0.0)
         floor = max(bytes_moved / bandwidth, flops / self.sgemm_gflop_per_s) / 1e6 / MARGIN
         if ms < floor:
-            raise MeasuringError(f"{what}: expected at least {floor:.4g} ms for {bytes_moved:,} bytes and {flops:,} "
+            raise MeasuringError(f"{what}: expected at least {floor:.4g} ms for {bytes_moved:,} bytes and {flops:,.0f} "
                                  f"flops, got {ms:.4g} ms: a measuring error")
 
     def raised(self, other: Ceilings) -> Ceilings:
@@ -104,17 +104,18 @@ def _bandwidths(device: Device, array_bytes: int) -> dict[str, float]:
     n = max(1024, array_bytes // 4)
     source, target, sums = device.zeros((1, n)), device.zeros((1, n)), device.empty(64)
     rows = source.reshape(-1)[: n // 64 * 64].reshape(64, -1)
-    line = ConvShape(1, 1, 1, n, 1, 1, 1)
+    line, padding = ConvShape(1, 1, 1, n, 1, 1, 1), ConvShape(1, 1, 1, 1, 1, 1, 1, pad=(0, (n - 1) // 2))
+    pixel, zeros = source[:, :1].reshape(1, 1, 1, 1), target[:, : padding.Q]
     ways: dict[str, tuple[Work, int]] = {
         "relu copy": (lambda: activation.relu(device, source, target), 8 * n),
         "im2col copy": (lambda: im2col(device, source.reshape(1, 1, 1, n), target, line), 8 * n),
+        "im2col write": (lambda: im2col(device, pixel, zeros, padding), 4 * n),
         "row_sum read": (lambda: reduce.row_sum(device, rows, sums), rows.nbytes)}
     if device.kind == "host":
         ways["NumPy copy"] = (numpy_copy(device.threads, target, source), 8 * n)
         ways["NumPy write"] = (numpy_copy(device.threads, target, np.float32(1)), 4 * n)
     else:
         ways["device copy"] = (lambda: device.copy(target, source), 8 * n)
-        ways["fill write"] = (lambda: target.fill(1), 4 * n)
     best = _best_seconds(device, {name: work for name, (work, _) in ways.items()}, target)
     return {name: moved / best[name] / 1e9 for name, (_, moved) in ways.items()}
 

@@ -72,7 +72,7 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, list[float]]]:
     try:
         if "benchmarks" in data:
             machine = data["machine_info"]["sprint"]
-            cases = {e["name"]: [1e3 * s for s in e["stats"]["data"]] for e in data["benchmarks"]}
+            cases = {e["extra_info"]["problem"]: [1e3 * s for s in e["stats"]["data"]] for e in data["benchmarks"]}
         else:
             machine = data["machine"]
             cases = {_name(case): case["samples_ms"] for case in data["cases"] if case["status"] == "ok"}

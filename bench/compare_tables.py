@@ -25,7 +25,7 @@ def print_compared(out: Console, compared: Sequence[Compared], unpaired: Sequenc
         table.add_row(each.name, *cells, style=STYLE[each.verdict])
     out.print(table)
     for name in unpaired:
-        out.print(f"only in one file: {name}", soft_wrap=True)
+        out.print(f"only in one file: {name}", soft_wrap=True, markup=False)
     count = Counter(each.verdict for each in compared)
     out.print(f"{count['slower']} slower, {count['faster']} faster, {count['same']} the same (medians less than "
               f"{compared[0].threshold:.0%} apart, or apart by chance: Mann-Whitney p of {ALPHA} or more)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..kernels import conv as convolution
 from ..kernels.conv import Conv
 from ..kernels.conv_shape import ConvShape
 from ..kernels.device import Device
@@ -9,7 +10,8 @@ from . import references as ref
 from .op import EPSILON, Arrays, Op, Product, Run, Spec
 from .problems import Grammar, Problem
 
-ALGORITHMS = ("explicit", "implicit")
+ALGORITHMS = tuple(name for name in convolution.ALGORITHMS if name != "auto")
+WINOGRAD = 36 / 16  # products of a 2x2 tile of outputs of a 3x3 filter, plain and by Lavin and Gray 2016
 STRIDED: dict[str, int | str] = {"sh": 1, "sw": 1, "ph": 0, "pw": 0}
 DEFAULT = "n16c64h56w56k128r3s3ph1pw1 explicit"
 PART_BYTES = 64 << 20  # of the columns that BLAS is given at a time
@@ -33,7 +35,7 @@ def _missing(device: Device, p: Problem) -> str | None:
     """Why the device has no such algorithm."""
     try:
         Conv(device, conv_shape(p), _algorithm(p))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return str(error)
     return None
 
@@ -103,6 +105,10 @@ def _flops(p: Problem) -> int:
     return 2 * conv_shape(p).macs
 
 
+def _saving(p: Problem) -> float:
+    return WINOGRAD if "winograd" in p.words else 1.0
+
+
 def _grammar(name: str, *words: str) -> Grammar:
     return Grammar(name, tuple("nchwkrs"), STRIDED, words, ALGORITHMS)
 
@@ -110,10 +116,11 @@ def _grammar(name: str, *words: str) -> Grammar:
 CONVOLUTIONS = [
     Op(_grammar("conv_forward", "relu"), "conv", DEFAULT, _forward_arrays, _bind_forward,
        lambda p, a: {"y": ref.conv_forward(a["x"], a["w"], a["b"], conv_shape(p), "relu" in p.words)}, _flops,
-       lambda p: (4 * EPSILON * conv_shape(p).rows, 4e-6), product=_forward_product, missing=_missing),
+       lambda p: (4 * EPSILON * conv_shape(p).rows, 4e-6), product=_forward_product, missing=_missing, saving=_saving),
     Op(_grammar("conv_backward_data"), "conv", DEFAULT, _data_arrays, _bind_backward_data,
        lambda p, a: {"dx": ref.conv_backward_data(a["dy"], a["w"], conv_shape(p))}, _flops,
-       lambda p: (4 * EPSILON * p.k * p.r * p.s, 4e-6), product=_data_product, missing=_missing),
+       lambda p: (4 * EPSILON * p.k * p.r * p.s, 4e-6), product=_data_product, missing=_missing, saving=_saving),
     Op(_grammar("conv_backward_filter"), "conv", DEFAULT, _filter_arrays, _bind_backward_filter, _filter_reference,
-       _flops, lambda p: (4 * EPSILON * conv_shape(p).columns, 4e-6), product=_filter_product, missing=_missing),
+       _flops, lambda p: (4 * EPSILON * conv_shape(p).columns, 4e-6), product=_filter_product, missing=_missing,
+       saving=_saving),
 ]

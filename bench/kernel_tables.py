@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,13 @@ from .ceilings import Ceilings
 from .kernels import Result
 
 WIDTH = 150
-NOTES = ("ms: on the device, median, minimum and median absolute deviation (MAD) of n calls, each on cold caches "
-         "(flushed by reading twice their size) and on other arrays than the call before; launch: ms of the calling "
-         "thread before the kernel runs; first: ms of the first call, which compiles or loads; MB: 10^6 bytes that "
-         "must move; % of the ceiling that the case meets first, mem (the best copy with these threads) or flop (the "
-         "peak of sgemm); x library: how many times faster than BLAS, or than a NumPy copy of as many bytes.")
+NOTES = ("ms: median, minimum and median absolute deviation (MAD) of n calls on the device, each on cold caches "
+         "(flushed by reading twice their size) and on other arrays than the call before. GB/s: bytes that must move. "
+         "% of the ceiling that the case meets first: mem, the best copy with these threads, or flop, the peak of "
+         "sgemm, which a convolution with fewer products may pass. x library: times faster than BLAS, or than a copy of "
+         "as many bytes, with the same threads.")
+MORE_NOTES = ("launch: ms of the calling thread before the kernel runs. first: ms of the first call, which compiles or "
+              "loads. MB: 10^6 bytes that must move. calls: in one training step.")
 
 
 def console() -> Console:
@@ -39,11 +42,13 @@ def print_results(out: Console, results: Sequence[Result]) -> None:
     timed = [result for result in results if result.times]
     if timed:
         out.print(_table(timed))
-        out.print(NOTES, style="dim")
+        out.print(f"{NOTES} {MORE_NOTES}", style="dim")
     print_checked(out, [result for result in results if result.status == "checked"])
     for result in results:
-        if result.status in ("wrong", "refused", "skipped"):
+        if result.status in ("wrong", "refused"):
             out.print(f"{result.status}: {result.case.problem}: {result.note}", soft_wrap=True, markup=False)
+    for note, count in Counter(result.note for result in results if result.status == "skipped").items():
+        out.print(f"skipped {count} case{'s' * (count > 1)}: {note}", soft_wrap=True, markup=False)
 
 
 def print_checked(out: Console, results: Sequence[Result]) -> None:

@@ -63,7 +63,7 @@ class Result:
 
     @property
     def gflop_per_s(self) -> float:
-        """Operations that must be done, 10^9 a second of the median."""
+        """Operations of the plain algorithm, 10^9 a second of the median."""
         return self.case.flops / self.spread.median / 1e6
 
     @property
@@ -170,10 +170,10 @@ class Bench:
         assert self.ceilings is not None
         what, least = case.problem.text, Spread.of(times.device).least
         try:
-            self.ceilings.refuse(what, least, case.bytes_moved, case.flops)
+            self.ceilings.refuse(what, least, case.bytes_moved, case.least_flops)
         except MeasuringError:
             self.ceilings = self.ceilings.raised(measure_ceilings(self.device, self.ceilings.cache_bytes))
-            self.ceilings.refuse(what, least, case.bytes_moved, case.flops)
+            self.ceilings.refuse(what, least, case.bytes_moved, case.least_flops)
 
 
 def _copies(device: Device, arrays: dict[str, Array], count: int) -> list[dict[str, Array]]:

@@ -28,8 +28,8 @@ from .selection import OPS, case_of
 def net_cases(spec: NetSpec, device: Device, subbatch: int) -> list[Case]:
     """Cases of all calls of one training step and of an evaluation, each once, with its number of calls in the step.
 
-    Convolutions are there in their explicit pieces (im2col, sgemm, bias) and whole, by either algorithm; `auto` takes
-    the faster one. Calls that only evaluation or --augment makes have 0 calls.
+    Convolutions are there in their explicit pieces (im2col, sgemm, bias) and whole, by every algorithm that the device
+    has for them; `auto` takes the fastest. Calls that only evaluation or --augment makes have 0 calls.
     """
     recorder = DryDevice(device.kind, device.threads)
     network = Network(spec, recorder, subbatch, conv_algo="explicit")
@@ -38,7 +38,8 @@ def net_cases(spec: NetSpec, device: Device, subbatch: int) -> list[Case]:
     calls.update(_convolutions(network, subbatch))
     for launch in _other_launches(network, recorder):
         calls.setdefault(problem_of(launch), 0)
-    return [case_of(problem, count) for problem, count in calls.items()]
+    cases = [case_of(problem, count) for problem, count in calls.items()]
+    return [case for case in cases if not case.op.missing(device, case.problem)]
 
 
 def _step_launches(network: Network, recorder: DryDevice) -> list[Launch]:
@@ -67,7 +68,7 @@ def _feeder(network: Network, recorder: DryDevice, augment: Augment | None) -> t
 
 
 def _convolutions(network: Network, n: int) -> Iterable[Problem]:
-    """Whole convolutions by either algorithm; the first stage has no gradient to its input."""
+    """Whole convolutions by every algorithm; the first stage has no gradient to its input."""
     for number, stage in enumerate(network.stages):
         if isinstance(stage, ConvStage):
             shape = stage.conv(n).shape

@@ -84,10 +84,11 @@ class Op:
     family: the .cu file (or group) it belongs to; kernels: pattern of the names of the launches that are this op.
     arrays(p): the arrays of a call by name; bind(device, p): the call, to be made with such arrays on the device;
     reference(p, arrays): what the output arrays must hold, in float64 (or exactly), from the arrays before the call.
-    tolerance(p): (atol, rtol) of the comparison. flops(p): operations that must be done.
+    tolerance(p): (atol, rtol) of the comparison. flops(p): operations of the plain algorithm.
     from_launch(arguments): sizes and words of a recorded launch, from its arguments by name.
     product(p): the GEMM that BLAS would do; without one the library is a copy of as many bytes.
     missing(device, p): why the device cannot run it at all, None when it can.
+    saving(p): by which factor a clever algorithm may do with fewer operations than `flops` counts.
     """
 
     grammar: Grammar
@@ -102,6 +103,7 @@ class Op:
     from_launch: Callable[[Arrays], tuple[dict[str, int], tuple[str, ...]]] | None = None
     product: Callable[[Problem], Product] | None = None
     missing: Callable[[Device, Problem], str | None] = lambda device, p: None
+    saving: Callable[[Problem], float] = lambda p: 1.0
 
     @property
     def name(self) -> str:
@@ -134,8 +136,13 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations that must be done."""
+        """Floating-point operations of the plain algorithm."""
         return self.op.flops(self.problem)
+
+    @property
+    def least_flops(self) -> float:
+        """Floating-point operations that must be done."""
+        return self.flops / self.op.saving(self.problem)
 
     def inputs(self, seed: int) -> Arrays:
         """Host arrays before the call: filled, and the outputs poisoned with NaN or the greatest integer."""
