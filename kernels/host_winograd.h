@@ -194,7 +194,7 @@ inline void gradient_tiles(const TilePlans& plans, const Gradient& dy, i64 k, i6
   if (z.g.pool == 2) {
     const i64 at = k * z.tiles + tile, count = std::min<i64>(LANES, end - tile);
     float value[LANES] = {}, top[LANES] = {};
-    int32_t number[LANES] = {};
+    alignas(LINE) int32_t number[LANES] = {};
     for (i64 e = 0; e < count; ++e) value[e] = dy.dy[at + e], number[e] = dy.arg[at + e];
     if (dy.y) std::memcpy(top, dy.y + at, count * sizeof(float));
     const vec all = dy.y ? where_positive(load(top), load(value)) : load(value);
