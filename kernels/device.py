@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -104,15 +105,21 @@ class Device(Protocol):
 
 def check_scalar(kernel: str, parameter: Parameter, value: Any) -> Any:
     """Cast a scalar to its declared C type. Raises TypeError or ValueError where C would wrap round."""
-    real = parameter.dtype.kind == "f"
-    if not isinstance(value, (int, np.integer, float, np.floating) if real else (int, np.integer)):
+    kinds, least, greatest = _limits(parameter.dtype)
+    if not isinstance(value, kinds):
         got = type(value).__name__
         raise TypeError(f"{kernel}: expected {parameter.name} as {parameter.ctype}, got {got}")
-    info = np.finfo(parameter.dtype) if real else np.iinfo(parameter.dtype)
-    special = real and not -math.inf < value < math.inf  # NaN and infinity are values of their own
-    if not special and not int(info.min) <= value <= int(info.max):
+    if not least <= value <= greatest and not (float in kinds and (value != value or abs(value) == math.inf)):
         raise ValueError(f"{kernel}: expected {parameter.name} to fit {parameter.ctype}, got {value}")
-    return float(value) if real else int(value)
+    return float(value) if float in kinds else int(value)
+
+
+@functools.cache
+def _limits(dtype: np.dtype[Any]) -> tuple[tuple[type, ...], int, int]:
+    """Python and NumPy types that a C scalar may be made of, its least and greatest finite value."""
+    real = dtype.kind == "f"
+    info: Any = np.finfo(dtype) if real else np.iinfo(dtype)
+    return (int, np.integer, *((float, np.floating) if real else ())), int(info.min), int(info.max)
 
 
 def check_array(kernel: str, parameter: Parameter, array: Array) -> None:

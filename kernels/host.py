@@ -127,7 +127,7 @@ class HostDevice:
              block: int | None) -> None:
         if work.kind == "tiles":
             raise RuntimeError(f"{signature.name}: expected a device with barriers, got {self.name} (fast)")
-        function = _fast_function(family, signature)
+        function = _fast_function(family, signature.name)
         function(plan_ranges(work, self.threads), self.threads, *map(_raw, values))
 
     def sgemm(self, a: Array, b: Array, c: Array, *, trans_a: bool = False, trans_b: bool = False,
@@ -166,10 +166,10 @@ def plan_ranges(work: Work, threads: int) -> int:
 
 
 @functools.cache
-def _fast_function(family: str, signature: Signature) -> Callable[..., None]:
-    function = source.build_kernels(family, "fast")[f"launch_{signature.name}"]
+def _fast_function(family: str, kernel: str) -> Callable[..., None]:
+    function = source.build_kernels(family, "fast")[f"launch_{kernel}"]
     function.restype = None
-    function.argtypes = [ctypes.c_uint, ctypes.c_int, *c_types(signature)]
+    function.argtypes = [ctypes.c_uint, ctypes.c_int, *c_types(source.signatures(family)[kernel])]
     return function
 
 
