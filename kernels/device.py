@@ -115,7 +115,7 @@ def check_scalar(kernel: str, parameter: Parameter, value: Any) -> Any:
 
 
 @functools.cache
-def _limits(dtype: np.dtype[Any]) -> tuple[tuple[type, ...], int, int]:
+def _limits(dtype: np.dtype[Any]) -> tuple[tuple[Any, ...], int, int]:
     """Python and NumPy types that a C scalar may be made of, its least and greatest finite value."""
     real = dtype.kind == "f"
     info: Any = np.finfo(dtype) if real else np.iinfo(dtype)
