@@ -16,9 +16,9 @@ from .network import Network
 class Worker:
     """batches -> fetch weights -> forward -> backward -> deposit gradient, on one device and in one thread.
 
-    n_params: length of the flat weight and gradient vectors (float32), padding counted in. weight_decay: of the mean loss
-    of a sample, so the gradient SUM of n samples gets n * weight_decay * W. times: seconds of the last compute() and
-    deposit() by term of the paper's model: load_image, deform_image, compute_update_val.
+    n_params: length of the flat weight and gradient vectors (float32), padding counted in. weight_decay: of the mean
+    loss of a sample, so the gradient SUM of n samples gets n * weight_decay * W. times: seconds of the last compute()
+    and deposit() by term of the paper's model: load_image, deform_image, compute_update_val.
     """
 
     def __init__(self, network: Network, loader: Loader, feeder: Feeder, weight_decay: float = 0.0) -> None:
