@@ -95,7 +95,8 @@ def test_launched_without_mpi4py_says_what_to_install(monkeypatch):
         open_comm()
 
 
-@pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
+@pytest.mark.parametrize("level", ["serialized", pytest.param("single", marks=pytest.mark.slow),
+                                   pytest.param("funneled", marks=pytest.mark.slow)])
 def test_too_low_a_thread_level_is_refused_with_the_reason(mpirun, tmp_path, level):
     done = mpirun(2, "job.py", "--out", tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": level})
     assert done.code != 0 and done.seconds < 10

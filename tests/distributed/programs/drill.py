@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from job import share_of
-from launch import run_program
+from launch import descendants, run_program
 
 GOAL = 4500
 RATE, MOMENTUM = 0.0001, 0.9
@@ -34,22 +34,27 @@ def kill_later(folder, moments):
         for rank, seconds in moments:
             time.sleep(max(0.0, began + seconds - time.monotonic()))
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-                os.kill(int((folder / f"pid-rank{rank}").read_text()), signal.SIGKILL)
+                victim = int((folder / f"pid-rank{rank}").read_text())
+                if victim in descendants(process.pid):  # it may have ended, and its number be another's
+                    os.kill(victim, signal.SIGKILL)
     return during
 
 
-def plan(rng):
-    """Draw the job: ranks, workers, kind, and who is killed when (ms after the start of the updates)."""
-    ranks, workers = rng.choice([2, 3, 4]), rng.choice([1, 2])
-    victims = rng.sample(range(ranks), 2 if ranks > 2 and rng.random() < 0.3 else 1)
+def plan(rng, deaths=1):
+    """Draw the job: ranks, workers, kind, and who is killed when (s after the start of the updates)."""
+    ranks, workers = rng.choice([2, 3, 4] if deaths == 1 else [3, 4]), rng.choice([1, 2])
+    victims = rng.sample(range(ranks), deaths)
     first = rng.uniform(0.0, 0.7)
     gaps = [0.0, rng.choice([0.0, 0.002, 0.01, 0.1])]
     return ranks, workers, rng.choice(["count", "regression"]), [(v, first + g) for v, g in zip(victims, gaps)]  # noqa: B905
 
 
-def drill(folder, seed):
-    """Run one drill; return (outcome, seconds): "survived", "late" (killed after the end), or what is wrong."""
-    ranks, workers, kind, moments = plan(random.Random(seed))
+def drill(folder, seed, deaths=1):
+    """Run one drill with 1 or 2 deaths; return (outcome, seconds).
+
+    The outcome is "survived", "late" (a victim had reached the end before), or what is wrong.
+    """
+    ranks, workers, kind, moments = plan(random.Random(seed), deaths)
     more = ["--rate", RATE, "--momentum", MOMENTUM, "--record"] if kind == "regression" else ["--rate", 1.0]
     done = run_program(ranks, "job.py", ["--out", folder, "--kind", kind, "--workers", workers, "--samples",
                                          GOAL * ranks * workers // 4, "--delay", 0.002, "--stall", 8, *more],
@@ -58,14 +63,12 @@ def drill(folder, seed):
         return f"hung: {done.out[-500:]} {done.err[-1500:]}", done.seconds
     dead = {rank for rank, _ in moments}
     ended = {rank for rank in range(ranks) if (folder / f"rank{rank}.json").exists()}
-    if ended & dead and not done.err:
-        return "late", done.seconds
     living = sorted(set(range(ranks)) - dead)
     missing = [rank for rank in living if rank not in ended]
     if missing:
         return f"ranks {missing} did not reach the end: {done.err[-2000:]}", done.seconds
     wrong = check_count(folder, living, workers) if kind == "count" else check_replay(folder, living, ranks, workers)
-    return wrong or "survived", done.seconds
+    return wrong or ("late" if ended & dead else "survived"), done.seconds
 
 
 def _ends(folder, living):
@@ -116,16 +119,18 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--deaths", type=int, choices=[1, 2], default=1, help="2: the second at most 0.1 s later")
     args = parser.parse_args()
     outcomes, seconds = collections.Counter(), []
     for seed in range(args.seed, args.seed + args.runs):
         with tempfile.TemporaryDirectory() as name:
-            outcome, took = drill(Path(name), seed)
+            outcome, took = drill(Path(name), seed, args.deaths)
         seconds.append(took)
         outcomes[outcome if outcome in ("survived", "late") else "failed"] += 1
         if outcome not in ("survived", "late"):
-            print(f"seed {seed}: {plan(random.Random(seed))}: {outcome}", flush=True)
-    print(f"{args.runs} drills from seed {args.seed}: {dict(outcomes)}; longest {max(seconds):.1f} s")
+            print(f"seed {seed}: {plan(random.Random(seed), args.deaths)}: {outcome}", flush=True)
+    print(f"{args.runs} drills from seed {args.seed}, {args.deaths} killed: {dict(outcomes)}; "
+          f"longest {max(seconds):.1f} s")
     raise SystemExit(bool(outcomes["failed"]))
 
 
