@@ -33,14 +33,17 @@ class Feeder:
         softmax.check_labels(batch.labels, self.dataset.classes)
         x, labels = self._x[: C * n * H * W].reshape(C, n, H, W), self._labels[:n]
         self.device.copy(labels, batch.labels)
-        images = self._upload(batch.images)
+        with self.device.range("images deform"):
+            self._images_into(x, batch, self._upload(batch.images))
+        return x, labels, n
+
+    def _images_into(self, x: Array, batch: Batch, images: Array) -> None:
         if self.augment is None:
             image.normalize(self.device, images, x, self.mean, self.std)
-        else:
-            affine = self._affine[:n]
-            self.device.copy(affine, self.augment.affine(batch.indices, batch.epoch, self.seed, (H, W), (H, W)))
-            image.deform(self.device, images, affine, self.mean, self.std, x)
-        return x, labels, n
+            return
+        affine, size = self._affine[: len(batch.labels)], self.dataset.shape[1:]
+        self.device.copy(affine, self.augment.affine(batch.indices, batch.epoch, self.seed, size, size))
+        image.deform(self.device, images, affine, self.mean, self.std, x)
 
     def _upload(self, images: np.ndarray) -> Array:
         """The host's kernels read the loader's buffer itself."""

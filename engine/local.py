@@ -64,7 +64,9 @@ class Local:
 
     def step(self, number: int, lr: float) -> tuple[float, int]:
         """Make update `number`, counted from 0; returns (sum of the losses, samples)."""
-        x, labels, samples = self.worker.feeder.put(next(self.worker.loader))
+        with self.network.device.range("images load"):
+            batch = next(self.worker.loader)
+        x, labels, samples = self.worker.feeder.put(batch)
         self.network.set_step(number)
         self.network.gradient(x, labels, 1.0 / samples)
         self.optimizer.update(lr)

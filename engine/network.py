@@ -14,6 +14,10 @@ from .layers import NetSpec
 from .params import Params, he_initial
 from .stages import Context, ConvStage, LossStage, open_stage
 
+# Max-pooling lets activations grow past He's estimate; with full weights in the last layer training would start from
+# confident nonsense, at a loss far above log(classes).
+LOGIT_GAIN = np.float32(0.03)
+
 
 @dataclass
 class _Views:
@@ -37,7 +41,7 @@ class Network:
         self.spec, self.device, self.subbatch = spec, device, subbatch
         self.weights = Params(device, spec.parameter_shapes)
         self.grads = Params(device, spec.parameter_shapes)
-        self.weights.upload(he_initial(spec.parameter_shapes, seed))
+        self.weights.upload(_initial(spec, seed))
         self._context = Context(device, subbatch, self.weights, self.grads, conv_algo, workspace_bytes, seed)
         plan = fuse(spec)
         self._plan = plan[:-1]
@@ -47,6 +51,7 @@ class Network:
         self._kept = {i: device.empty(s.out_size * subbatch) for i, s in enumerate(self._plan) if s.keeps_output}
         self._workspace = device.empty(-(-self._workspace_bytes() // 4))
         self._views = functools.cache(self._make_views)
+        self._labels = [(f"{s.name} forward", f"{s.name} backward") for s in plan]
         self._last_n = 0
 
     def _workspace_bytes(self) -> int:
@@ -71,8 +76,9 @@ class Network:
         expect_shape("network", x=(x.shape, (self.spec.in_shape[0], n, *self.spec.in_shape[1:])))
         if n > self.subbatch:
             raise ValueError(f"network: expected at most {self.subbatch} samples, got {n}")
-        for stage, y in zip(self.stages, self._views(n).outputs, strict=True):
-            stage.forward(x, y, self._workspace, train)
+        for stage, y, label in zip(self.stages, self._views(n).outputs, self._labels, strict=False):
+            with self.device.range(label[0]):
+                stage.forward(x, y, self._workspace, train)
             x = y
         return x.reshape(x.shape[0], n)
 
@@ -87,11 +93,13 @@ class Network:
             return
         logits = self.forward(x, train=True)
         views = self._views(labels.size)
-        self.loss.gradient(logits, labels, views.gradients[-1], scale)
+        with self.device.range(self._labels[-1][0]):
+            self.loss.gradient(logits, labels, views.gradients[-1], scale)
         for i in reversed(range(len(self.stages))):
             source = views.outputs[i - 1] if i else x
             dx = views.gradients[i - 1] if i else None
-            self.stages[i].backward(source, views.outputs[i], views.gradients[i], dx, self._workspace)
+            with self.device.range(self._labels[i][1]):
+                self.stages[i].backward(source, views.outputs[i], views.gradients[i], dx, self._workspace)
 
     def loss_sum(self) -> float:
         """Sum of the losses of the last gradient(); waits for the device."""
@@ -100,3 +108,11 @@ class Network:
     def evaluate(self, x: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
         """Loss (n,) float32 and rank (n,) int32 of each label among the logits (0 = top-1), on the host."""
         return self.loss.evaluate(self.forward(x), labels)
+
+
+def _initial(spec: NetSpec, seed: int) -> dict[str, np.ndarray]:
+    """He's initial weights, those of the last layer scaled down so that the first loss is about log(classes)."""
+    arrays = he_initial(spec.parameter_shapes, seed)
+    last = [name for name, array in arrays.items() if array.ndim > 1][-1]
+    arrays[last] *= LOGIT_GAIN
+    return arrays

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..kernels import update
-from ..kernels.device import Array
+from ..kernels.device import Array, Device
 from .errors import UsageError
 from .params import Params
 
@@ -22,12 +22,14 @@ class Optimizer:
     step(lr) is one kernel launch; buffers are the flat float32 states by name ('momentum', 'squares').
     """
 
+    device: Device
     step: Callable[[float], None]
     buffers: dict[str, Params] = field(default_factory=dict)
 
     def update(self, lr: float) -> None:
         """Apply the current gradient with learning rate `lr`."""
-        self.step(lr)
+        with self.device.range("weights update"):
+            self.step(lr)
 
     def state(self) -> dict[str, Array]:
         """Flat state arrays by name."""
@@ -49,14 +51,15 @@ def open_optimizer(name: str, weights: Params, grads: Params, *, momentum: float
     """
     device, w, g = weights.device, weights.flat, grads.flat
     if name == "sgd":
-        return Optimizer(lambda lr: update.sgd(device, w, g, lr, weight_decay))
+        return Optimizer(device, lambda lr: update.sgd(device, w, g, lr, weight_decay))
     if name == "momentum":
         velocity = Params(device, weights.shapes)
-        return Optimizer(lambda lr: update.momentum(device, w, g, velocity.flat, lr, momentum, weight_decay),
+        return Optimizer(device, lambda lr: update.momentum(device, w, g, velocity.flat, lr, momentum, weight_decay),
                          {"momentum": velocity})
     if name == "adagrad":
         squares = Params(device, weights.shapes)
-        return Optimizer(lambda lr: update.adagrad(device, w, g, squares.flat, lr, ADAGRAD_EPSILON, weight_decay),
+        h = squares.flat
+        return Optimizer(device, lambda lr: update.adagrad(device, w, g, h, lr, ADAGRAD_EPSILON, weight_decay),
                          {"squares": squares})
     raise UsageError(f"optimizer: expected sgd, momentum or adagrad, got '{name}'")
 

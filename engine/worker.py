@@ -35,7 +35,8 @@ class Worker:
     def compute(self) -> tuple[float, int]:
         """Gradient of the next sub-batch, as a SUM over its samples; returns (sum of the losses, samples)."""
         begin = time.perf_counter()
-        batch = next(self.loader)
+        with self.device.range("images load"):
+            batch = next(self.loader)
         loaded = time.perf_counter()
         x, labels, self._samples = self.feeder.put(batch)
         self.device.synchronize()

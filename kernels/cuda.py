@@ -233,6 +233,19 @@ class CudaDevice:
         with self._active("synchronize"):
             self._stream.synchronize()
 
+    def native(self, name: str, subject: Any, function: Callable[..., int], *args: Any) -> int:
+        """The host's library functions do not run here."""
+        raise RuntimeError(f"{name}: expected the host device, got {self.name}")
+
+    @contextmanager
+    def range(self, label: str) -> Iterator[None]:
+        """A named stretch of work: an NVTX range that Nsight shows."""
+        self._cupy.cuda.nvtx.RangePush(label)
+        try:
+            yield
+        finally:
+            self._cupy.cuda.nvtx.RangePop()
+
     def mark(self) -> Any:
         """An event queued behind all work so far."""
         with self._active("mark"):

@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from .device import (
 )
 from .source import Signature
 
+_NO_RANGE = nullcontext()
 ELEMENTS_PER_RANGE = 8192  # fewer are not worth waking a thread for
 RANGES_PER_THREAD = 4  # lets threads that are ahead take more
 ALIGNMENT = 64  # bytes; a cache line and an AVX-512 register
@@ -93,6 +95,14 @@ class HostDevice:
 
     def synchronize(self) -> None:
         """Host launches end before they return, so there is nothing to wait for."""
+
+    def native(self, name: str, subject: Any, function: Callable[..., int], *args: Any) -> int:
+        """Call a library function that is no kernel of a .cu file; `name` and `subject` tell an observer what it is."""
+        return function(*args)
+
+    def range(self, label: str) -> AbstractContextManager[None]:
+        """A named stretch of work, for observers."""
+        return _NO_RANGE
 
     def mark(self) -> float:
         """A moment behind all work so far."""

@@ -131,8 +131,8 @@ def sgemm(device: Device, a: Array, b: Array, c: Array, workspace: Array, *, tra
     """
     m, n, k = check_gemm(a, b, c, trans_a, trans_b)
     _expect_workspace("sgemm", workspace, sgemm_workspace(m, n, k, device.threads))
-    _library().sgemm(trans_a, trans_b, m, n, k, alpha, _address(a), _ld(a), _address(b), _ld(b), beta, _address(c),
-                     _ld(c), device.threads, _address(workspace))
+    device.native("sgemm", (m, n, k), _library().sgemm, trans_a, trans_b, m, n, k, alpha, _address(a), _ld(a),
+                  _address(b), _ld(b), beta, _address(c), _ld(c), device.threads, _address(workspace))
 
 
 def _ld(array: np.ndarray) -> int:
@@ -149,7 +149,8 @@ def _run(step: Pass, algorithm: Algorithm, device: Device, shape: ConvShape, poo
         raise ValueError(f"winograd: expected 3x3 filters at stride 1 and pool at most 2, got {shape} with pool {pool}")
     _expect_workspace(step, workspace, conv_workspace(step, shape, device.threads, pool, algorithm))
     function = getattr(_library(), f"{algorithm}_{step}")
-    if function(_shape(shape, pool), *arguments, device.threads, _address(workspace)):
+    where = (device.threads, _address(workspace))
+    if device.native(f"{algorithm}_{step}", shape, function, _shape(shape, pool), *arguments, *where):
         raise ValueError(f"{algorithm}_{step}: expected a valid shape, got {shape} with pool {pool}")
 
 
