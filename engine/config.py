@@ -47,7 +47,7 @@ class TrainConfig:
     epochs: int = _option(5, UPDATES, "Passes over the training images", least=1)
     steps: int | None = _option(None, UPDATES, "Updates to make; beats --epochs", least=1)
     subbatch: int = _option(32, UPDATES, "Images in one gradient", least=1, local=True, essential=True)
-    lr: float = _option(0.02, UPDATES, "Learning rate", above=0)
+    lr: float = _option(0.01, UPDATES, "Learning rate", above=0)
     schedule: str = _option("cosine", UPDATES, f"Of the learning rate: {schedule.FORMS}")
     optimizer: str = _option("momentum", UPDATES, "sgd, momentum, adagrad",
                              choices=("sgd", "momentum", "adagrad"), essential=True)
