@@ -15,6 +15,7 @@ from .session import Session, gigabytes
 from .shapes import forward_macs
 
 Record = dict[str, Any]
+BAD_SHOWN = 5  # images left out that are named
 
 
 class Report:
@@ -63,7 +64,7 @@ class Report:
     def record(self, record: Record, total: int) -> None:
         """Say a record of the log."""
         text = (f"epoch {record['epoch']:.2f}  loss {record['loss']:.4f}  lr {record['lr']:.2g}  "
-                f"{record['images_per_s']:.0f} images/s")
+                f"{speed(record['images_per_s'])}")
         if self._bar is not None:
             self._bar.update(self._task, description=text)
         else:
@@ -72,11 +73,20 @@ class Report:
             self.line(f"test     epoch {record['epoch']:.2f}  loss {record['test_loss']:.4f}  "
                       f"top-1 {record['top1']:.2%}  top-5 {record['top5']:.2%}")
 
-    def summary(self, summary: Record, folder: Path) -> None:
-        """Say how the run ended."""
+    def summary(self, summary: Record, session: Session, folder: Path) -> None:
+        """Say how the run ended, and which images were left out."""
+        for path, reason in list(session.dataset.bad.items())[:BAD_SHOWN]:
+            self.line(f"skipped  {path}: {reason}")
+        if summary["bad_images"] > BAD_SHOWN:
+            self.line(f"skipped  {summary['bad_images']} images in all")
         self.line(f"done     loss {summary['loss']:.4f}  top-1 {summary['top1']:.2%}  "
                   f"top-5 {summary['top5']:.2%}  in {summary['seconds']:.1f} s, "
-                  f"{summary['images_per_s']:.0f} images/s, peak {gigabytes(summary['peak_bytes'])}: {folder}")
+                  f"{speed(summary['images_per_s'])}, peak {gigabytes(summary['peak_bytes'])}: {folder}")
+
+
+def speed(images_per_s: float) -> str:
+    """Images a second, three digits or more."""
+    return f"{images_per_s:.0f} images/s" if images_per_s >= 100 else f"{images_per_s:.3g} images/s"
 
 
 def _header(session: Session, gradient: str) -> Iterator[tuple[str, str]]:

@@ -76,6 +76,8 @@ def open_session(config: TrainConfig, saved: Checkpoint | None = None) -> Sessio
     Raises UsageError when it does not fit, naming the largest sub-batch that would; and what opening raises.
     """
     device = open_device(config.device, threads=config.device_threads, math_mode=config.math)
+    if config.math == "tf32" and device.kind == "host":
+        raise UsageError(f"math: expected fp32 on {device.name}, got tf32")
     shape = build(config.net, config.image_size, config.width).in_shape
     dataset = open_dataset(
         config.data, config.data_dir, image_shape=shape, classes=config.classes, seed=SPLIT_SEED,

@@ -158,11 +158,12 @@ class Trainer:
         """Write and say the result."""
         summary = {
             "loss": score.loss, "top1": score.top1, "top5": score.top5, "test_images": score.samples,
+            "bad_images": len(self.session.dataset.bad),
             "images_per_s": self.meter.images_per_s, "seconds": seconds, "steps": self.step,
             "epochs": round(self.updates.epoch, 6), "ranks": self.updates.ranks,
             "planned_peak_bytes": self.session.memory.total, "peak_bytes": self.session.peak_bytes()}
         self.folder.write(SUMMARY, summary)
-        self.report.summary(summary, self.folder.path)
+        self.report.summary(summary, self.session, self.folder.path)
         return summary
 
     def say_stopped(self) -> None:

@@ -124,6 +124,12 @@ def test_steps_beat_epochs_and_the_schedule_ends_with_the_run(tmp_path):
     np.testing.assert_allclose([r["lr"] for r in records], expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_first_loss_is_about_log_classes(tmp_path, seed):
+    _, records = run(tmp_path, image_size=44, width=0.25, classes=1000, subbatch=1, steps=1, seed=seed)
+    assert records[0]["loss"] == pytest.approx(math.log(1000), rel=0.05)
+
+
 def test_it_learns(tmp_path):
     summary, records = run(tmp_path, net="lenet", image_size=16, width=0.4, data="digits", classes=None, limit=240,
                            subbatch=12, epochs=8, lr=0.005)
@@ -321,22 +327,59 @@ def test_a_finished_run_is_only_scored_again(tmp_path):
     assert [r["step"] for r in same] == [r["step"] for r in records]
 
 
-def test_labels_keep_their_meaning_when_a_class_is_missing(tmp_path):
+def draw_folders(root, names):
+    """Six images of each class, told apart by their brightness, for training and for testing."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
-    for part, names in (("all/train", "abc"), ("all/val", "abc"), ("few/train", "ac"), ("few/val", "ac")):
+    for part in ("train", "val"):
         for name in names:
-            (tmp_path / part / name).mkdir(parents=True)
+            (root / part / name).mkdir(parents=True)
             for i in range(6):
                 level = {"a": 20, "b": 120, "c": 220}[name] + rng.integers(-9, 9, (12, 12, 3))
-                Image.fromarray(level.astype(np.uint8)).save(tmp_path / part / name / f"{i}.png")
+                Image.fromarray(level.astype(np.uint8)).save(root / part / name / f"{i}.png")
+
+
+def test_labels_keep_their_meaning_when_a_class_is_missing(tmp_path):
+    draw_folders(tmp_path / "all", "abc")
+    draw_folders(tmp_path / "few", "ac")
     summary, _ = run(tmp_path / "run", data="folder", data_dir=str(tmp_path / "all"), classes=None, limit=None,
                      epochs=30, lr=0.05)
     assert summary["top1"] == 1.0
     assert last(tmp_path / "run").class_names == ["a", "b", "c"]
     few = evaluate_checkpoint(str(tmp_path / "run"), {"data_dir": str(tmp_path / "few")})
     assert (few["top1"], few["test_images"]) == (1.0, 12)  # with b dropped from the list, every c would be taken for it
+
+
+def test_images_that_cannot_be_read_stop_the_run_or_are_skipped_and_listed(tmp_path):
+    draw_folders(tmp_path / "images", "abc")
+    broken = [tmp_path / "images" / part / "b" / "3.png" for part in ("train", "val")]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:60])
+    options = {"data": "folder", "data_dir": str(tmp_path / "images"), "classes": None, "limit": None, "epochs": 1}
+    with pytest.raises(ValueError, match=str(broken[0])):
+        run(tmp_path / "strict", **options)
+    report = Lines()
+    summary, _ = run(tmp_path / "run", report, on_bad_image="skip", **options)
+    assert (summary["bad_images"], summary["test_images"], summary["epochs"]) == (2, 17, 1.0)
+    assert all(any(line.startswith(f"skipped  {path}: ") for line in report.lines) for path in broken)
+
+
+def test_a_resumed_run_keeps_the_convolution_algorithms_of_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer.CHOICES, "_used", {})
+    run(tmp_path, steps=1, conv_algo="auto")
+    saved = last(tmp_path)
+    assert len(saved.choices) >= 3
+    others = {key: "implicit" if algo == "explicit" else "explicit" for key, algo in saved.choices.items()}
+    checkpoint.save(checkpoint.find(tmp_path), replace(saved, choices=others))
+    monkeypatch.setattr(trainer.CHOICES, "_used", {})
+    run(tmp_path, steps=2, resume=str(tmp_path))
+    assert {key: last(tmp_path).choices[key] for key in others} == others
+
+
+def test_tf32_is_refused_where_there_is_none(tmp_path):
+    with pytest.raises(UsageError, match=r"^math: expected fp32 on host:0, got tf32$"):
+        run(tmp_path, math="tf32", steps=1)
 
 
 def test_a_checkpoint_is_scored_as_the_run_scored_it(tmp_path):
