@@ -150,7 +150,7 @@ def _run(step: Pass, algorithm: Algorithm, device: Device, shape: ConvShape, poo
     _expect_workspace(step, workspace, conv_workspace(step, shape, device.threads, pool, algorithm))
     function = getattr(_library(), f"{algorithm}_{step}")
     where = (device.threads, _address(workspace))
-    if device.native(f"{algorithm}_{step}", shape, function, _shape(shape, pool), *arguments, *where):
+    if device.native(f"{algorithm}_{step}", (shape, pool), function, _shape(shape, pool), *arguments, *where):
         raise ValueError(f"{algorithm}_{step}: expected a valid shape, got {shape} with pool {pool}")
 
 
