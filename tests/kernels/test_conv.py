@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from sprint.kernels import conv_explicit
@@ -321,3 +324,37 @@ def test_equal_bytes_twice_and_in_every_order(rng, poison):
 
 def test_directions_are_those_of_the_op():
     assert all(callable(getattr(Conv, direction)) for direction in DIRECTIONS)
+
+
+@pytest.mark.parametrize("algo", ["explicit", "implicit"])
+def test_two_workers_with_their_own_workspaces_equal_the_serial_result(algo, poison):
+    """A workspace belongs to one worker; with one each, 200 steps side by side give the bytes of one after another."""
+    s = ConvShape(3, 2, 7, 8, 4, 3, 2)
+
+    def work(number):
+        x, w, b, dy = arrays(np.random.default_rng(number), s)
+        conv = Conv(HostDevice(number, threads=1), s, algo)
+        return [a.tobytes() for step in range(200) for a in run(conv, x, w + np.float32(step), b, dy, poison)]
+
+    serial = [work(number) for number in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, range(2), timeout=60)) == serial
+
+
+@pytest.mark.parametrize("algo", ["explicit", "implicit", "winograd"])
+def test_steady_step_allocates_no_array(algo, fast, rng, poison):
+    s = ConvShape(24, 4, 30, 30, 32, 3, 3)
+    x, w, b, dy = arrays(rng, s)
+    conv = Conv(fast, s, algo)
+    workspace, y, dx, dw, db = workspace_of(conv, poison), poison(s.y), poison(s.x), poison(s.w), poison((s.K,))
+
+    def step():
+        conv.forward(x, w, b, y, True, workspace)
+        conv.backward(x, w, y, dy, dw, db, dx, True, workspace)
+
+    step()
+    tracemalloc.start()
+    step()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 24_000, f"{peak} bytes; dw has {dw.nbytes}, x {x.nbytes}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sprint.kernels import source
 from sprint.kernels.device import tiles
 from sprint.kernels.gemm import LARGE, LARGE_TILES, gemm, tile_count
 from sprint.kernels.host import HostDevice
@@ -138,6 +139,16 @@ def test_wrong_arguments_name_the_numbers(runner):
         gemm(device, np.ones((3, 10), np.float32)[:, ::2], b, c, algo=algo)
     with pytest.raises(ValueError, match="blas, tiled, got 'magic'"):
         gemm(device, a, b, c, algo="magic")
+
+
+def test_included_text_is_put_in_place():
+    """Compilers and caches see one text, and messages still name the line that a person edits."""
+    text = source.read("gemm.cu")
+    assert "#include" not in text and '#line 1 "tile.cuh"' in text
+    own = (source.FOLDER / "gemm.cu").read_text().splitlines()
+    line = own.index('#include "tile.cuh"') + 2
+    after = text.split(f'#line {line} "gemm.cu"\n')[1]
+    assert after.splitlines() == own[line - 1 :]
 
 
 def test_tiles_need_barriers(fast):
