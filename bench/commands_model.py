@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from ..engine.errors import UsageError
 from . import ILSVRC_IMAGES
 
-T = TypeVar("T")
+PICTURES = (".png", ".pdf", ".svg")
 Net = Annotated[str, typer.Argument(metavar="NET", help="A net that `sprint nets` lists.")]
 MachineOption = Annotated[str, typer.Option("--machine", help="Machine file, or the name of one that comes along.")]
 Images = Annotated[int, typer.Option(help="Samples of an epoch.")]
@@ -35,6 +35,7 @@ def predict(net: Net, machine: MachineOption, nodes: Annotated[int, typer.Option
     from . import model
     from .outcome import Config
 
+    check_outputs(json_file, plot)
     spec, facts = _inputs(net, machine, image_size, width, classes)
     config = Config(nodes, facts.device.per_node if devices is None else devices, subbatch, images,
                     ranks_per_host)
@@ -63,6 +64,7 @@ def simulate(net: Net, machine: MachineOption, nodes: Annotated[int, typer.Optio
     from .simulate import Weather
     from .simulate import simulate as play
 
+    check_outputs(json_file, plot)
     spec, facts = _inputs(net, machine, image_size, width, classes)
     config = Config(nodes, facts.device.per_node if devices is None else devices, subbatch, images,
                     ranks_per_host)
@@ -87,6 +89,7 @@ def plan(net: Net, machine: MachineOption,
     """Choose nodes and sub-batch: the shortest epoch whose mini-batch, staleness and memory are admissible."""
     from .plan import GIB, Limits, make_plan
 
+    check_outputs(json_file, plot)
     spec, facts = _inputs(net, machine, image_size, width, classes)
     limits = Limits(facts.device.memory_bytes if memory is None else memory * GIB, batch,
                     _part("tolerance", tolerance), max_staleness)
@@ -95,12 +98,22 @@ def plan(net: Net, machine: MachineOption,
                      limits, images=images, ranks_per_host=ranks_per_host)
     if plot:
         from .model_plots import plot_plan
-        _write(plot, lambda: plot_plan(made, plot))
+        plot_plan(made, plot)
     if _deliver_json(made.plain, json_file):
         from rich.console import Console
 
         from .model_tables import print_plan
         print_plan(Console(), made, show, every)
+
+
+def check_outputs(json_file: Path | None, plot: Path | None) -> None:
+    """Raise UsageError, before anything is worked out, for a file that cannot be written or drawn."""
+    from .files import check_writable
+
+    check_writable("json", json_file)
+    if plot and plot.suffix not in PICTURES:
+        raise UsageError(f"plot: expected a file named {', '.join(PICTURES)}, got {plot}")
+    check_writable("plot", plot)
 
 
 def whole_range(name: str, text: str) -> list[int]:
@@ -159,7 +172,7 @@ def _inputs(net: str, machine: str, image_size: int | None, width: float, classe
 def _deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, plot: Path | None) -> None:
     if plot:
         from .model_plots import plot_outcomes
-        _write(plot, lambda: plot_outcomes(outcomes, plot))
+        plot_outcomes(outcomes, plot)
     if _deliver_json(lambda: {outcome.method: outcome.plain() for outcome in outcomes}, json_file):
         from rich.console import Console
 
@@ -169,18 +182,13 @@ def _deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None,
 
 def _deliver_json(plain: Callable[[], dict[str, Any]], path: Path | None) -> bool:
     """Write the JSON if it is wanted; whether people still want their table (not when - put JSON on the screen)."""
+    from .files import write_text
+
     if path is None:
         return True
     text = json.dumps(plain(), indent=1)
     if str(path) == "-":
         sys.stdout.write(text + "\n")
         return False
-    path.write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")
     return True
-
-
-def _write(path: Path, draw: Callable[[], None]) -> None:
-    """Draw into a file whose kind matplotlib knows. Raises: UsageError otherwise."""
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise UsageError(f"plot: expected a file named .png, .pdf or .svg, got {path}")
-    draw()

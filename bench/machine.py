@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import UsageError
+from ..kernels.conv import ALGORITHMS
 from .fields import Fields
 from .gemm_time import GemmEstimate, GemmTable
 
 SCHEMA = 1
 UNITS = "alpha: s per element, beta: s per call, residual: relative standard deviation, memory: bytes"
 MACHINES = Path(__file__).with_name("machines")
-CONV_PATHS = ("explicit", "implicit", "auto")
 PER_PIXEL = ("load_image", "deform_image")
 PER_PARAMETER = ("fetch_weights", "compute_update_val", "update_gradient", "sum_gradient",
                  "update_old_weights", "add_momentum", "update_momentum", "update_weights")
@@ -76,7 +76,7 @@ class Machine:
     kernels: by kernel name; gemm: by path, e.g. "sgemm.nt", falling back to the part before the dot.
     steps: the pieces of the two loops, per pixel value (PER_PIXEL) or per parameter (PER_PARAMETER);
         take_gradient, the first GradBuf of a sum, may be missing and then costs what sum_gradient does.
-    conv: the convolution that runs, "explicit", "implicit" or "auto"; threads: host threads of one device.
+    conv: the convolution that runs, as the engine names it ("auto": the fastest); threads: host threads of one device.
     jitter: relative standard deviation of the time of a gradient from one iteration to the next.
     contention: busy devices on one host -> how many times longer a gradient takes there.
     sources: where each value comes from, by dotted field.
@@ -165,7 +165,7 @@ def read_machine(data: Any, where: str) -> Machine:
     top.text("units", default=UNITS)
     machine = Machine(
         name=top.text("name"), description=top.text("description"), date=top.text("date"),
-        threads=top.whole("threads"), device=_device(top.inside("device")), conv=top.text("conv", CONV_PATHS),
+        threads=top.whole("threads"), device=_device(top.inside("device")), conv=top.text("conv", ALGORITHMS),
         kernels={key: _linear(value) for key, value in top.inside("kernels").groups().items()},
         gemm={key: _gemm(value) for key, value in top.inside("gemm").groups().items()},
         steps=_steps(top.inside("steps")), allreduce=_allreduce(top.inside("allreduce")),

@@ -47,13 +47,13 @@ def gradient_time(spec: NetSpec, machine: Machine, subbatch: Any) -> GradientTim
 
     Raises: UsageError naming a constant that the machine lacks. Source: Oyama et al. 2016, eqs. (4) to (6).
     """
-    device = machine.device
-    work = GradientWork(spec, subbatch, machine.conv, device.kind, device.workspace_bytes)
+    work = GradientWork(spec, subbatch, machine.conv, _absent(machine), machine.device.workspace_bytes)
     by_constant: dict[str, Array] = {}
     outside: dict[str, int] = {}
     for part in work.parts:
         timed = [[_call_time(machine, call) for call in way] for way in part]
-        chosen = np.argmin([np.sum([seconds for seconds, _ in way], axis=0) for way in timed], axis=0)
+        chosen = np.argmin([sum((seconds for seconds, _ in way), np.zeros(work.samples.shape)) for way in timed],
+                           axis=0)
         for number, (way, times) in enumerate(zip(part, timed, strict=True)):
             for call, (seconds, off) in zip(way, times, strict=True):
                 name = _constant(machine, call)
@@ -80,19 +80,24 @@ def _call_time(machine: Machine, call: Call) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class _AbsentDevice:
-    """A device that is not here: all that a memory plan asks of one."""
+    """A device that is not here: all that planning asks of one."""
 
     name: str
     kind: str
+    threads: int
+    mode: str = "fast"
 
     def describe(self) -> str:
         return self.name
 
 
+def _absent(machine: Machine) -> Device:
+    return cast(Device, _AbsentDevice(machine.device.name, machine.device.kind, machine.threads))
+
+
 def memory_bytes(spec: NetSpec, machine: Machine, subbatch: int) -> int:
     """Bytes that a worker takes on a device; the momentum is the update thread's and lives on the host."""
-    device = cast(Device, _AbsentDevice(machine.device.name, machine.device.kind))
-    return memory.plan(spec, device, subbatch, conv_algo=machine.conv, optimizer="sgd",
+    return memory.plan(spec, _absent(machine), subbatch, conv_algo=machine.conv, optimizer="sgd",
                        workspace_bytes=machine.device.workspace_bytes).total
 
 

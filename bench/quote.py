@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from ..engine.errors import UsageError
+from .files import write_text
 
 BLOCK = re.compile(r"^<!-- \$ (sprint [^\n]*) -->\n```text\n.*?^```$", re.MULTILINE | re.DOTALL)
 SCREEN = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
@@ -41,7 +42,7 @@ def main() -> None:
     """Rewrite the documents named on the command line."""
     for name in sys.argv[1:]:
         path = Path(name)
-        path.write_text(quoted(path.read_text(encoding="utf-8")), encoding="utf-8")
+        write_text(path, quoted(path.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..engine.fusion import Stage, fuse
-from ..engine.layers import Conv2D, NetSpec
-from ..kernels.conv_explicit import DEFAULT_LIMIT_BYTES, images_per_chunk
+from ..engine.layers import NetSpec
+from ..engine.stages import plan_conv
+from ..kernels.conv_algorithm import Algorithm
+from ..kernels.conv_explicit import Explicit
 from ..kernels.conv_shape import ConvShape
+from ..kernels.device import Device
 
 Array = np.ndarray
 SGEMM = {"forward": "sgemm.nn", "backward_filter": "sgemm.nt", "backward_data": "sgemm.tn"}
@@ -39,49 +42,42 @@ Part = list[list[Call]]  # ways to do the same thing, of which the faster one ru
 class GradientWork:
     """The parts of one gradient of `spec` in order, for every sub-batch of an array.
 
-    conv: "explicit" (im2col + sgemm), "implicit" (fused) or "auto", the faster for each layer and direction.
-    limit_bytes: of the columns of an explicit convolution, None for the engine's default on `device_kind`.
+    conv: algorithm of the convolutions as the engine takes it ("auto": the faster for each layer and direction);
+    device: of the kind that it shall run on, only asked what it is; limit_bytes: workspace of a convolution, None
+    for the engine's default.
     Source: Oyama et al. 2016, eq. (4) and its table of GEMMs; m and n change places, for our rows are maps.
     """
 
-    def __init__(self, spec: NetSpec, subbatch: Any, conv: str, device_kind: str,
-                 limit_bytes: int | None) -> None:
+    def __init__(self, spec: NetSpec, subbatch: Any, conv: str, device: Device, limit_bytes: int | None) -> None:
         self.samples = np.asarray(subbatch, dtype=np.float64)
-        self.conv, self.limit, self.kind = conv, limit_bytes, device_kind
         stages = fuse(spec)
-        self.parts: list[Part] = [part for stage in stages for part in self._forward(stage)]
+        most = int(self.samples.max())
+        self.convs = {s.name: plan_conv(s, device, most, conv, limit_bytes) for s in stages if s.kind == "conv"}
+        self.parts: list[Part] = [self._forward(stage) for stage in stages]
         for index in reversed(range(len(stages) - 1)):
             self.parts += self._backward(stages[index], to_input=index > 0)
 
-    def _forward(self, stage: Stage) -> list[Part]:
+    def _forward(self, stage: Stage) -> Part:
         outputs = stage.out_size * self.samples
         if stage.kind == "conv":
-            return [self._convolution(stage, "forward")]
+            return self._convolution(stage, "forward")
         if stage.kind == "dense":
-            return [[[self._dense(stage, "forward"), self._kernel(stage, _bias(stage), outputs)]]]
+            return [[self._dense(stage, "forward"), self._kernel(stage, _bias(stage), outputs)]]
         if stage.kind == "loss":
             outputs = math.prod(stage.in_shape) * self.samples
-        return [[[self._kernel(stage, FORWARD[stage.kind], outputs)]]]
+        return [[self._kernel(stage, FORWARD[stage.kind], outputs)]]
 
     def _backward(self, stage: Stage, to_input: bool) -> list[Part]:
-        outputs = stage.out_size * self.samples
-        parts: list[Part] = []
-        if stage.kind in ("conv", "dense"):
-            if stage.relu and not stage.relu_in_pool:
-                parts.append([[self._kernel(stage, "relu_backward", outputs)]])
-            directions = ("backward_filter", "backward_data") if to_input else ("backward_filter",)
-            for direction in directions:
-                parts += [self._product(stage, direction, outputs)]
-        elif to_input:
-            inputs = math.prod(stage.in_shape) * self.samples
-            parts.append([[self._kernel(stage, BACKWARD[stage.kind], inputs)]])
-        return parts
-
-    def _product(self, stage: Stage, direction: str, outputs: Array) -> Part:
+        directions = ("backward_filter", "backward_data") if to_input else ("backward_filter",)
         if stage.kind == "conv":
-            return self._convolution(stage, direction)
-        bias = [self._kernel(stage, "row_sum", outputs)] if direction == "backward_filter" else []
-        return [[self._dense(stage, direction), *bias]]
+            return [self._ends(stage), *(self._convolution(stage, direction) for direction in directions)]
+        if stage.kind == "dense":
+            outputs = stage.out_size * self.samples
+            ends = [self._kernel(stage, "relu_backward", outputs)] if stage.relu else []
+            gemms = [self._dense(stage, direction) for direction in directions]
+            return [[[*ends, *gemms, self._kernel(stage, "row_sum", outputs)]]]
+        inputs = math.prod(stage.in_shape) * self.samples
+        return [[[self._kernel(stage, BACKWARD[stage.kind], inputs)]]] if to_input else []
 
     def _kernel(self, stage: Stage, name: str, elements: Array, times: Any = 1.0) -> Call:
         return Call(stage.name, "kernels", name, (elements,), np.broadcast_to(times, elements.shape))
@@ -90,24 +86,40 @@ class GradientWork:
         sizes = _sizes(direction, stage.out_size, math.prod(stage.in_shape), self.samples)
         return Call(stage.name, "gemm", SGEMM[direction], sizes, np.ones_like(self.samples))
 
+    def _ends(self, stage: Stage) -> Part:
+        """Back through pool and ReLU, where not every algorithm does that itself."""
+        conv = self.convs[stage.name]
+        if all(algorithm.fused for algorithm in conv.candidates):
+            return [[]]
+        if stage.pool > 1:
+            return [[self._kernel(stage, "max_pool_backward", _outputs(conv.shape) * self.samples)]]
+        return [[self._kernel(stage, "relu_backward", stage.out_size * self.samples)] if stage.relu else []]
+
     def _convolution(self, stage: Stage, direction: str) -> Part:
-        """Both algorithms or the one asked for."""
-        ways = {"explicit": self._explicit, "implicit": self._implicit}
-        return [way(stage, direction) for name, way in ways.items() if self.conv in (name, "auto")]
+        """Each algorithm that the engine would choose from."""
+        ways: Part = []
+        for algorithm in self.convs[stage.name].candidates:
+            if isinstance(algorithm, Explicit):
+                way = self._explicit(stage, algorithm.images, direction)
+            else:
+                way = [self._whole(stage, algorithm, direction)]
+            if direction == "forward" and stage.pool > 1 and not algorithm.fused:
+                way.append(self._kernel(stage, "max_pool", stage.out_size * self.samples))
+            ways.append(way)
+        return ways
 
-    def _implicit(self, stage: Stage, direction: str) -> list[Call]:
-        shape = _shape(stage, 1)
+    def _whole(self, stage: Stage, algorithm: Algorithm, direction: str) -> Call:
+        """A convolution by one call, bias and whatever the algorithm fuses counted in."""
+        shape = self.convs[stage.name].shape
         if direction == "backward_data":  # a product over the filters that reach each value of the input
-            taps = shape.K * shape.R * shape.S
-            sizes = _sizes("forward", shape.C, taps, shape.H * shape.W * self.samples)
+            sizes = _sizes("forward", shape.C, shape.K * shape.R * shape.S, shape.H * shape.W * self.samples)
         else:
-            sizes = _sizes(direction, shape.K, shape.rows, shape.columns * self.samples)
-        return [Call(stage.name, "gemm", f"implicit.{direction}", sizes, np.ones_like(self.samples))]
+            sizes = _sizes(direction, shape.K, shape.rows, shape.P * shape.Q * self.samples)
+        return Call(stage.name, "gemm", f"{algorithm.name}.{direction}", sizes, np.ones_like(self.samples))
 
-    def _explicit(self, stage: Stage, direction: str) -> list[Call]:
-        """Chunks of whole images: as many full ones as fit, and one of the rest."""
-        shape = _shape(stage, int(self.samples.max()))
-        most = images_per_chunk(shape, self.limit, DEFAULT_LIMIT_BYTES[self.kind])
+    def _explicit(self, stage: Stage, most: int, direction: str) -> list[Call]:
+        """Chunks of whole images: as many of `most` images as there are, and one of the rest."""
+        shape = self.convs[stage.name].shape
         full, rest = np.divmod(self.samples, most)
         calls: list[Call] = []
         for images, times in ((np.full_like(rest, most), full), (np.maximum(rest, 1), (rest > 0) * 1.0)):
@@ -117,7 +129,7 @@ class GradientWork:
             calls += [Call(stage.name, "gemm", SGEMM[direction], sizes, times),
                       self._kernel(stage, fold, shape.rows * columns, times)]
         bias = {"forward": _bias(stage), "backward_filter": "row_sum"}.get(direction)
-        return calls + ([self._kernel(stage, bias, stage.out_size * self.samples)] if bias else [])
+        return calls + ([self._kernel(stage, bias, _outputs(shape) * self.samples)] if bias else [])
 
 
 FORWARD = {"pool": "max_pool", "flatten": "im2col", "relu": "relu", "sigmoid": "sigmoid",
@@ -130,11 +142,9 @@ def _bias(stage: Stage) -> str:
     return "bias_relu" if stage.relu else "add_bias"
 
 
-def _shape(stage: Stage, images: int) -> ConvShape:
-    layer = stage.layer
-    assert isinstance(layer, Conv2D)
-    C, H, W = stage.in_shape
-    return ConvShape(C, images, H, W, layer.filters, *layer.window, layer.stride, layer.pad)
+def _outputs(shape: ConvShape) -> int:
+    """Values of one sample's output, before a pool."""
+    return shape.K * shape.P * shape.Q
 
 
 def _sizes(direction: str, maps: int, depth: int, points: Array) -> tuple[Array, Array, Array]:

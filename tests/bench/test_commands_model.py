@@ -88,6 +88,12 @@ def test_plan_all_prints_every_configuration(app):
     assert len({pair for pair in listed | lost | starred if pair[1] in ("8", "9", "10")}) == 6
 
 
+def test_a_tolerance_is_a_part_or_a_percentage(app):
+    words = ["plan", "cnn-a", *HERE, "--nodes", "10..20", "--subbatch", "5", "--batch", "138", "--tolerance"]
+    assert run(app, *words, "20%") == run(app, *words, "0.2")
+    assert run(app, *words, "20%") != run(app, *words, "0.25")
+
+
 @pytest.mark.parametrize(("text", "numbers"), [
     ("1..4", [1, 2, 3, 4]), ("7", [7]), ("1,2,16", [1, 2, 16]), ("1..9:4,4", [1, 4, 5, 9])])
 def test_ranges(text, numbers):
@@ -108,6 +114,7 @@ ONE = ["--nodes", "1", "--subbatch", "1"]
     (["predict", "lenet", "--machine", "cray", *ONE], "machine: expected a file or one of"),
     (["predict", "lenet", *HERE, "--nodes", "0", "--subbatch", "1"], "nodes: expected a whole number >= 1, got 0"),
     (["predict", "lenet", *HERE, *ONE, "--plot", "x.bmp"], "plot: expected a file named .png"),
+    (["predict", "lenet", *HERE, *ONE, "--json", "/none/x.json"], "json: expected a file that can be written, got"),
     (["plan", "lenet", *HERE, *ONE, "--tolerance", "much"], "tolerance: expected a part like"),
     (["plan", "lenet", *HERE, *ONE, "--memory", "-1"], "plan: memory_bytes: expected"),
     (["simulate", "lenet", *HERE, *ONE, "--slow", "x"], "slow: expected NODE:NUMBER, got 'x'"),

@@ -39,7 +39,7 @@ FAULTS = [
     ("device/memory_bytes", 0, "device.memory_bytes: expected a whole number >= 1, got 0"),
     ("device/per_node", 1.5, "device.per_node: expected a whole number >= 1, got 1.5"),
     ("device/kind", "tpu", "device.kind: expected one of host, cuda, got 'tpu'"),
-    ("conv", "winograd", "conv: expected one of explicit, implicit, auto, got 'winograd'"),
+    ("conv", "fft", "conv: expected one of explicit, implicit, winograd, auto, got 'fft'"),
     ("gemm/sgemm/efficiency", 0, "gemm.sgemm.efficiency: expected a number > 0, got 0"),
     ("gemm/sgemm/tile", [64], "gemm.sgemm.tile: expected [rows, columns], got [64.0]"),
     ("contention", {"two": 1.5}, "contention.two: expected a count of busy devices as key, got 'two'"),

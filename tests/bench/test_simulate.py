@@ -199,6 +199,16 @@ def test_too_few_updates_are_refused(toy_data):
         simulate(build("lenet"), fast, Config(1, 1, 64), Weather(), updates=10)
 
 
+def test_the_time_until_the_first_gradients_arrive_is_not_counted(toy_data):
+    """Thirty updates a gradient: without a warm-up of some gradients, the first updates would all be empty."""
+    for step in toy_data["steps"].values():
+        step["alpha"] = 1e-13
+    machine = read_machine(toy_data | {"allreduce": {"alpha": 0, "beta": 1e-9}}, "t")
+    config = Config(1, 8, 64)
+    simulated = simulate(build("lenet"), machine, config, Weather(), updates=60)
+    assert simulated.minibatch.mean == pytest.approx(predict(build("lenet"), machine, config).minibatch.mean, rel=0.15)
+
+
 def test_events_are_cheap_enough_for_a_thousand_nodes():
     """A fiftieth of 1000 nodes x 8 devices x 200 updates in a thirtieth of its two minutes of one core."""
     begin = time.process_time()
@@ -207,7 +217,7 @@ def test_events_are_cheap_enough_for_a_thousand_nodes():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_thousand_nodes_of_eight_devices_play_200_updates_within_two_minutes():
     begin = time.process_time()
     outcome = simulate(build("cnn-a"), load_machine("tsubame-kfc"), Config(1000, 8, 4), Weather(jitter=0.05))

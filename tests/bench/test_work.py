@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from sprint.bench.dry import DryDevice
 from sprint.bench.work import GradientWork
 from sprint.engine.nets import build
 from sprint.engine.network import Network
 from sprint.engine.shapes import table, training_flops
+from sprint.kernels.conv import MEASURED
 from sprint.kernels.host import HostDevice
 
 UNLIKE_LAUNCH = ("col2im", "max_pool_backward")  # counted by columns and by inputs, launched by something else
@@ -25,7 +27,7 @@ def op_of(kernel):
 
 def calls_of(spec, subbatch, conv="explicit", kind="host", limit=None):
     """The counted calls of one sub-batch in order: (name, sizes, times)."""
-    work = GradientWork(spec, subbatch, conv, kind, limit)
+    work = GradientWork(spec, subbatch, conv, DryDevice(kind), limit)
     return [(call.name, tuple(int(size) for size in call.sizes), int(call.times))
             for part in work.parts for call in part[0] if call.times > 0]
 
@@ -84,7 +86,7 @@ def test_gemms_do_the_arithmetic_that_the_shapes_say(net):
 
 @pytest.mark.parametrize("conv", ["explicit", "implicit"])
 def test_both_algorithms_do_the_same_arithmetic_forward_and_for_the_filters(conv):
-    work = GradientWork(build("cnn-a"), [1, 6], conv, "cuda", None)
+    work = GradientWork(build("cnn-a"), [1, 6], conv, DryDevice("cuda"), None)
     convolutions = [call for part in work.parts for call in part[0] if call.stage == "conv3"
                     and call.group == "gemm" and ".backward_data" not in call.name and ".tn" not in call.name]
     macs = [sum(call.times * math.prod(call.sizes) for call in convolutions)]
@@ -101,8 +103,15 @@ def test_sizes_of_the_paper_for_its_first_layers():
     assert max(sizes[0] for name, sizes, _ in counted if name == "im2col") * 4 == pytest.approx(1013 * 2**20, rel=1e-3)
 
 
-def test_automatic_choice_keeps_both_ways_of_a_convolution():
-    work = GradientWork(build("cnn-a", image_size=24, width=0.125), 2, "auto", "host", None)
-    ways = [part for part in work.parts if len(part) == 2]
+@pytest.mark.parametrize("kind", ["host", "cuda"])
+def test_automatic_choice_keeps_every_way_that_the_engine_measures(kind):
+    work = GradientWork(build("cnn-a", image_size=24, width=0.125), 2, "auto", DryDevice(kind), None)
+    ways = [part for part in work.parts if len(part) > 1]
     assert len(ways) == 5 + 5 + 4  # forward, filters, images of all layers but the first
-    assert {call.name for call in ways[0][1]} == {"implicit.forward"}
+    assert {len(part) for part in ways} == {len(MEASURED[kind])}
+    assert "implicit.forward" in {call.name for way in ways[0] for call in way}
+
+
+def test_an_algorithm_that_fuses_pool_and_relu_launches_neither():
+    names = {name for name, _, _ in calls_of(build("cnn-a", image_size=24, width=0.125), 2, "implicit", "host")}
+    assert not names & {"max_pool", "max_pool_backward", "im2col", "col2im"}
