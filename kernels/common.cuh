@@ -2,11 +2,15 @@
 //
 //   GRID_STRIDE_LOOP(i, n)         i = 0..n-1, independent items
 //   ROW_LOOP(row, i, rows, cols)   the same over a rows x cols matrix; what depends on `row` alone is hoisted
-//   RUN_LOOP(row, run, rows, cols) the same, but a thread has a run of neighbouring items: one on CUDA, up to RUN on the
-//                                  host, so that loops over taps or rows stay outside of those that vectorise
-//   EACH_LINE(line, run, length)   where a row is made of lines of `length` items: the lines that the run touches
+//   RUN_LOOP(row, run, rows, cols, line)  the same, but a thread has a run of neighbouring items: one on CUDA, up to RUN on
+//                                  the host, so that loops over taps or rows stay outside of those that vectorise; a run
+//                                  breaks no line of `line` items that could be whole
+//   EACH_LINE(n, p, run, P, Q)     where a row is made of planes of P lines of Q items: the lines that the run touches,
+//                                  line p of plane n
 //   EACH(i, run, lo, hi)           the items of the run in [lo, hi); what belongs to item i alone is kept in
 //                                  local[i - run.begin] of an array local[RUN]
+//   begin_run(out, run, local)     where to put the run's items of the matrix `out`; end_run(out, run, local) when they are
+//                                  all there: the host writes a matrix larger than its caches past them
 //   BLOCK_ROWS(row, rows)          one block works on one row at a time
 //   BLOCK_STRIDE(i, n)             the threads of a block share the items of a row
 //   SIMD_SUM(s) / SIMD_MAX(m)      before a BLOCK_STRIDE: s or m is a reduction (a hint for the host compiler)
@@ -34,12 +38,14 @@ struct Run {
   i64 begin;
 };
 #define RUN 1
-#define RUN_LOOP(row, run, rows, cols) \
+#define RUN_LOOP(row, run, rows, cols, line) \
   ROW_LOOP(row, run##_begin, rows, cols) if (const Run run{run##_begin}; true)
-#define EACH_LINE(line, run, length) if (const i64 line = run.begin / (length); true)
+#define EACH_LINE(n, p, run, P, Q) if (const i64 line_ = run.begin / (Q), n = line_ / (P), p = line_ - n * (P); true)
 #define EACH(i, run, lo, hi)                                    \
   if (const i64 i = run.begin; i < (lo) || i >= (hi)) { \
   } else  // so that an else behind the statement is not taken for this if's
+__device__ inline float* begin_run(float*, Run, float* local) { return local; }
+__device__ inline void end_run(float* out, Run run, const float* local) { out[run.begin] = local[0]; }
 #define BLOCK_ROWS(row, rows) for (i64 row = blockIdx.x; row < (rows); row += gridDim.x)
 #define BLOCK_STRIDE(i, n) for (i64 i = threadIdx.x; i < (n); i += blockDim.x)
 #define SIMD_SUM(s)
@@ -85,3 +91,8 @@ __device__ inline float block_max(float v) {
   return v;
 }
 #endif
+
+// a / b rounded up and kept within 0..most: how many steps of b, from 0 on, stay below a.
+__device__ inline i64 steps_below(i64 a, i64 b, i64 most) {
+  return a <= 0 ? 0 : a > (most - 1) * b ? most : (a - 1) / b + 1;
+}

@@ -1,4 +1,8 @@
 // Host, fast mode: one block is one contiguous range of the work, with one thread; blocks are spread over OpenMP threads.
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 static thread_local unsigned sprint_block, sprint_grid;
 static constexpr dim3 blockDim{1, 1, 1}, threadIdx{0, 0, 0};
 #define blockIdx (dim3{sprint_block, 0, 0})
@@ -17,6 +21,26 @@ static inline RowSpan row_span(long long flat, long long end, long long cols) {
   return {row, begin, min(begin + (end - flat), cols)};
 }
 
+// Copies past the caches: a normal store first reads the cache line that it will overwrite, which costs a copy half its
+// speed. stream_end() makes what was written known to other threads; it is always false.
+static inline void stream(float* to, const float* from, long long count) {
+  long long i = 0;
+#if defined(__AVX__)
+  for (; i < count && (uintptr_t)(to + i) % 64; ++i) to[i] = from[i];
+  for (; i + 16 <= count; i += 16) {
+    _mm256_stream_ps(to + i, _mm256_load_ps(from + i));
+    _mm256_stream_ps(to + i + 8, _mm256_load_ps(from + i + 8));
+  }
+#endif
+  for (; i < count; ++i) to[i] = from[i];
+}
+static inline bool stream_end() {
+#if defined(__AVX__)
+  _mm_sfence();
+#endif
+  return false;
+}
+
 // The items are independent (common.cuh says so), hence ivdep: an output may be an input, in place, and still vectorise.
 #define SPRINT_PRAGMA(text) _Pragma(#text)
 #define INDEPENDENT SPRINT_PRAGMA(GCC ivdep)
@@ -31,16 +55,6 @@ static inline RowSpan row_span(long long flat, long long end, long long cols) {
     if (RowSpan span_ = row_span(flat_, end_, (cols)); true)                       \
       if (const i64 row_ = span_.row; flat_ += span_.end - span_.begin, true)      \
         INDEPENDENT for (i64 i = span_.begin; i < span_.end; ++i)
-#define RUN 1024
-#define RUN_LOOP(row_, run, rows, cols)                                                           \
-  for (i64 total_ = (i64)(rows) * (cols), flat_ = range_begin(total_, sprint_block, sprint_grid), \
-           end_ = range_begin(total_, sprint_block + 1, sprint_grid);                             \
-       flat_ < end_;)                                                                             \
-    if (const RowSpan run = row_span(flat_, min(end_, flat_ + RUN), (cols)); true)                \
-      if (const i64 row_ = run.row; flat_ += run.end - run.begin, true)
-#define EACH_LINE(line, run, length) for (i64 line = run.begin / (length); line * (length) < run.end; ++line)
-#define EACH(i, run, lo, hi) \
-  INDEPENDENT for (i64 i = max((i64)(lo), run.begin), i##_end = min((i64)(hi), run.end); i < i##_end; ++i)
 #define BLOCK_ROWS(row, rows)                                                      \
   for (i64 row = range_begin((rows), sprint_block, sprint_grid),                   \
            row##_end = range_begin((rows), sprint_block + 1, sprint_grid);         \
@@ -52,3 +66,40 @@ static inline RowSpan row_span(long long flat, long long end, long long cols) {
 static inline float max_nan(float a, float b) { return a > b || a != a ? a : b; }
 static inline float block_sum(float v) { return v; }
 static inline float block_max(float v) { return v; }
+
+// ---- runs ------------------------------------------------------------------------------------------------------------
+#define RUN 768  // not 1024: local arrays a page apart would get into each other's way
+#define RUN_LOOP(row_, run, rows, cols, line)                                                     \
+  for (i64 total_ = (i64)(rows) * (cols), flat_ = range_begin(total_, sprint_block, sprint_grid), \
+           end_ = range_begin(total_, sprint_block + 1, sprint_grid);                             \
+       flat_ < end_ || stream_end();)                                                             \
+    if (const Run run = next_run(flat_, end_, (cols), (line), total_); true)                              \
+      if (const i64 row_ = run.row; flat_ += run.end - run.begin, true)
+#define EACH_LINE(n, p, run, P, Q)                                                           \
+  for (i64 line_ = run.begin / (Q), n = line_ / (P), p = line_ - n * (P); line_ * (Q) < run.end; \
+       ++line_, p = p + 1 < (P) ? p + 1 : (++n, 0))
+#define EACH(i, run, lo, hi) \
+  INDEPENDENT for (i64 i = max((i64)(lo), run.begin), i##_end = min((i64)(hi), run.end); i < i##_end; ++i)
+
+// A result beyond CACHE_BYTES (sysconf's answer is not to be trusted) would push everything out of the caches, and be gone
+// itself before it is read: its runs go past them.
+static constexpr long long CACHE_BYTES = 32 << 20;
+struct Run {
+  long long row, begin, end;
+  bool past_caches;
+};
+static inline Run next_run(long long flat, long long end, long long cols, long long line, long long total) {
+  const RowSpan span = row_span(flat, end, cols);
+  const long long most = line > RUN ? span.begin + RUN : (span.begin / line + RUN / line) * line;
+  return {span.row, span.begin, min(span.end, most), total * (long long)sizeof(float) > CACHE_BYTES};
+}
+
+// A run on its way past the caches lies in one page, and in a cache line as it will lie there: anything else is slower.
+alignas(4096) static thread_local float stage[RUN + 16];
+static inline float* stage_of(const float* to) { return stage + (uintptr_t)to % 64 / sizeof(float); }
+static inline float* begin_run(float* out, const Run& run, float*) {
+  return run.past_caches ? stage_of(out + run.begin) : out + run.begin;
+}
+static inline void end_run(float* out, const Run& run, const float*) {
+  if (run.past_caches) stream(out + run.begin, stage_of(out + run.begin), run.end - run.begin);
+}

@@ -1,18 +1,15 @@
 // Columns of a convolution: col(C*R*S, N*P*Q) from x(C,N,H,W), and its transpose, the gather that sums columns into dx.
 // A call works on the images first .. first+count-1 of x, so that a limited workspace can hold part of a sub-batch.
 
-// a / b rounded up and kept within 0..most: how many steps of b, from 0 on, stay below a.
-__device__ inline i64 steps_below(i64 a, i64 b, i64 most) { return a <= 0 ? 0 : min((a - 1) / b + 1, most); }
-
 // A line of columns is a line of x seen through one tap (r,s): zeros where it is left of x, the line, zeros right of x.
 extern "C" __global__ void im2col(const float* __restrict__ x, float* __restrict__ col, i64 C, i64 N, i64 H, i64 W, i64 R,
                                   i64 S, i64 P, i64 Q, i64 sh, i64 sw, i64 ph, i64 pw, i64 first, i64 count) {
-  RUN_LOOP(row, run, C * R * S, count * P * Q) {
+  RUN_LOOP(row, run, C * R * S, count * P * Q, 16) {  // 16: a cache line of col
     const i64 s = row % S, r = row / S % R, c = row / S / R;
     const i64 left = steps_below(pw - s, sw, Q), right = steps_below(W + pw - s, sw, Q);
-    float* out = col + row * count * P * Q;
-    EACH_LINE(line, run, Q) {
-      const i64 n = line / P, h = (line - n * P) * sh - ph + r, q0 = line * Q;
+    float local[RUN], *out = begin_run(col + row * count * P * Q, run, local) - run.begin;
+    EACH_LINE(n, p, run, P, Q) {
+      const i64 h = p * sh - ph + r, q0 = (n * P + p) * Q;
       const bool inside = h >= 0 && h < H;
       const i64 begin = q0 + (inside ? left : Q), end = q0 + (inside ? right : Q);
       const float* seen = x + ((c * N + first + n) * H + h) * W + s - pw;
@@ -23,6 +20,7 @@ extern "C" __global__ void im2col(const float* __restrict__ x, float* __restrict
         EACH(i, run, begin, end) out[i] = seen[(i - q0) * sw];
       EACH(i, run, end, q0 + Q) out[i] = 0.f;
     }
+    end_run(col + row * count * P * Q, run, local);
   }
 }
 
@@ -31,16 +29,16 @@ extern "C" __global__ void im2col(const float* __restrict__ x, float* __restrict
 extern "C" __global__ void col2im(const float* __restrict__ col, float* __restrict__ dx, i64 C, i64 N, i64 H, i64 W, i64 R,
                                   i64 S, i64 P, i64 Q, i64 sh, i64 sw, i64 ph, i64 pw, i64 first, i64 count) {
   const i64 T = (W + pw - 1) / sw + 1;
-  RUN_LOOP(c, run, C, count * H * T) {
-    EACH_LINE(line, run, T) {
-      const i64 n = line / H, h = line - n * H + ph, t0 = line * T;
-      float* out = dx + ((c * N + first) * H + line) * W - pw;
+  RUN_LOOP(c, run, C, count * H * T, T) {
+    EACH_LINE(n, h, run, H, T) {
+      const i64 below = h + ph, t0 = (n * H + h) * T;  // below: lines from the upper edge of the padding
+      float* out = dx + ((c * N + first + n) * H + h) * W - pw;
       for (i64 u = 0; u < sw; ++u) {
         float sum[RUN];
         EACH(i, run, t0, t0 + T) sum[i - run.begin] = 0.f;
-        for (i64 p = min(h / sh, P - 1); p >= 0 && h - p * sh < R; --p)
+        for (i64 p = min(below / sh, P - 1); p >= 0 && below - p * sh < R; --p)
           for (i64 s = u, q0 = t0; s < S; s += sw, ++q0) {
-            const float* seen = col + ((((c * R + h - p * sh) * S + s) * count + n) * P + p) * Q;
+            const float* seen = col + ((((c * R + below - p * sh) * S + s) * count + n) * P + p) * Q;
             EACH(i, run, q0, min(q0 + Q, t0 + T)) sum[i - run.begin] += seen[i - q0];
           }
         const i64 begin = t0 + steps_below(pw - u, sw, T), end = t0 + steps_below(W + pw - u, sw, T);

@@ -4,46 +4,72 @@
 // the window: one byte where a window has at most 256 elements. Pad is less than the window, so that every window holds
 // an element of x; padding never wins. The gradient is a gather: no atomics, so equal bytes every run.
 
-// A later value takes the place of `best` only if it is greater, or the first NaN.
-__device__ inline bool beats(float v, float best) { return !(v <= best) && best == best; }
+// A value takes the place of `best` if it is the first one, greater, or the first NaN. Here and below & and | instead of
+// && and ||, which would keep the host's compiler from making vectors.
+__device__ inline void take(float v, int tap, float& best, int& where) {
+  const bool better = (where < 0) | ((v > best) | (v != v)) & (best == best);
+  best = better ? v : best;
+  where = better ? tap : where;
+}
 
 template <class Index>
 __device__ inline void pool(const float* __restrict__ x, float* __restrict__ y, Index* __restrict__ arg, i64 planes, i64 H,
                             i64 W, i64 P, i64 Q, i64 R, i64 S, i64 sh, i64 sw, i64 ph, i64 pw) {
-  ROW_LOOP(row, q, planes * P, Q) {
-    const i64 h0 = row % P * sh - ph, w0 = q * sw - pw;
-    const i64 r_first = h0 < 0 ? -h0 : 0, r_end = min(R, H - h0), s_first = w0 < 0 ? -w0 : 0, s_end = min(S, W - w0);
-    const float* corner = x + (row / P * H + h0) * W + w0;
-    i64 where = r_first * S + s_first;
-    float best = corner[r_first * W + s_first];
-    for (i64 r = r_first; r < r_end; ++r)
-      for (i64 s = s_first; s < s_end; ++s) {
-        const float v = corner[r * W + s];
-        if (beats(v, best)) best = v, where = r * S + s;
-      }
-    y[row * Q + q] = best;
-    arg[row * Q + q] = (Index)where;
+  RUN_LOOP(all, run, 1, planes * P * Q, Q) {
+    float best[RUN];
+    int where[RUN];
+    EACH_LINE(plane, p, run, P, Q) {
+      const i64 h0 = p * sh - ph, q0 = (plane * P + p) * Q;
+      EACH(i, run, q0, q0 + Q) best[i - run.begin] = 0.f, where[i - run.begin] = -1;
+      for (i64 r = h0 < 0 ? -h0 : 0; r < R && h0 + r < H; ++r)
+        for (i64 s = 0; s < S; ++s) {
+          const int tap = (int)(r * S + s);
+          const float* seen = x + (plane * H + h0 + r) * W + s - pw;
+          const i64 begin = q0 + steps_below(pw - s, sw, Q), end = q0 + steps_below(W + pw - s, sw, Q);
+          if (sw == 2)
+            EACH(i, run, begin, end) take(seen[2 * (i - q0)], tap, best[i - run.begin], where[i - run.begin]);
+          else
+            EACH(i, run, begin, end) take(seen[(i - q0) * sw], tap, best[i - run.begin], where[i - run.begin]);
+        }
+      EACH(i, run, q0, q0 + Q) y[i] = best[i - run.begin];
+    }
+    EACH(i, run, 0, planes * P * Q) arg[i] = (Index)where[i - run.begin];
   }
 }
 
-// dx[h,w] = sum of dy of the windows whose maximum is (h,w). With `relu`, only of those whose maximum `pooled` is positive:
-// the gradient of a ReLU before the pool in the same pass.
+// dx[h,w] = sum of dy of the windows whose maximum is (h,w); with `relu`, only of those whose maximum `pooled` is positive:
+// the gradient of a ReLU before the pool in the same pass. Item t of a line stands for the sw elements w = t*sw + u - pw;
+// those of equal u lie under the same columns s = u, u+sw, ... of the windows q = t, t-1, ...
+// The gradient passes through a ReLU before the pool where its maximum is positive. Without one, nothing is below NaN.
+__device__ inline float gate(int relu) { return relu ? 0.f : NAN; }
+
 template <class Index>
 __device__ inline void unpool(const float* __restrict__ dy, const Index* __restrict__ arg, const float* __restrict__ pooled,
                               float* __restrict__ dx, int relu, i64 planes, i64 H, i64 W, i64 P, i64 Q, i64 R, i64 S,
                               i64 sh, i64 sw, i64 ph, i64 pw) {
-  ROW_LOOP(row, w, planes * H, W) {
-    const i64 h = row % H + ph, v = w + pw, base = row / H * P * Q;
-    const i64 p_first = h < R ? 0 : (h - R) / sh + 1, p_end = min(h / sh + 1, P);
-    const i64 q_first = v < S ? 0 : (v - S) / sw + 1, q_end = min(v / sw + 1, Q);
-    float sum = 0.f;
-    for (i64 p = p_first; p < p_end; ++p)
-      for (i64 q = q_first; q < q_end; ++q) {
-        const i64 window = base + p * Q + q;
-        const bool here = arg[window] == (h - p * sh) * S + v - q * sw;
-        if (here && !(relu && pooled[window] <= 0.f)) sum += dy[window];
+  const i64 T = (W + pw - 1) / sw + 1;
+  const float closed = gate(relu);
+  RUN_LOOP(all, run, 1, planes * H * T, T) {
+    float sum[RUN];
+    EACH_LINE(plane, h, run, H, T) {
+      const i64 below = h + ph, line = plane * H + h, t0 = line * T;  // below: lines from the upper edge of the padding
+      float* out = dx + line * W - pw;
+      for (i64 u = 0; u < sw; ++u) {
+        EACH(i, run, t0, t0 + T) sum[i - run.begin] = 0.f;
+        for (i64 p = min(below / sh, P - 1); p >= 0 && below - p * sh < R; --p)
+          for (i64 s = u, q0 = t0; s < S; s += sw, ++q0) {
+            const int tap = (int)((below - p * sh) * S + s);
+            const i64 windows = (plane * P + p) * Q;
+            EACH(i, run, q0, min(q0 + Q, t0 + T)) {
+              const i64 window = windows + i - q0;
+              const bool passes = (arg[window] == tap) & !(pooled[window] <= closed);
+              sum[i - run.begin] += passes ? dy[window] : 0.f;
+            }
+          }
+        const i64 begin = t0 + steps_below(pw - u, sw, T), end = t0 + steps_below(W + pw - u, sw, T);
+        EACH(i, run, begin, end) out[(i - t0) * sw + u] = sum[i - run.begin];
       }
-    dx[row * W + w] = sum;
+    }
   }
 }
 
@@ -73,18 +99,50 @@ extern "C" __global__ void max_pool_backward_int(const float* __restrict__ dy, c
   unpool(dy, arg, pooled, dx, relu, planes, H, W, P, Q, R, S, sh, sw, ph, pw);
 }
 
-// Windows of 2x2, stride 2, no pad: nothing overlaps and nothing leaves x, so that all bounds fall away.
+// Windows of 2x2, stride 2, no pad: nothing overlaps, so that a window is read and written at once.
 extern "C" __global__ void max_pool_2x2(const float* __restrict__ x, float* __restrict__ y,
                                         unsigned char* __restrict__ arg, i64 planes, i64 H, i64 W, i64 P, i64 Q) {
-  ROW_LOOP(row, q, planes * P, Q) {
-    const float* line = x + (row / P * H + row % P * 2) * W;
-    const float b = line[2 * q + 1], c = line[W + 2 * q], d = line[W + 2 * q + 1];
-    float best = line[2 * q];
-    int where = 0;
-    where = beats(b, best) ? 1 : where, best = beats(b, best) ? b : best;
-    where = beats(c, best) ? 2 : where, best = beats(c, best) ? c : best;
-    where = beats(d, best) ? 3 : where, best = beats(d, best) ? d : best;
-    y[row * Q + q] = best;
-    arg[row * Q + q] = (unsigned char)where;
+  RUN_LOOP(all, run, 1, planes * P * Q, Q) {
+    float left[RUN], right[RUN];
+    int where[RUN];
+    EACH_LINE(plane, p, run, P, Q) {
+      const i64 q0 = (plane * P + p) * Q;
+      const float *above = x + (plane * H + 2 * p) * W, *below = above + W;
+      EACH(i, run, q0, q0 + Q) left[i - run.begin] = above[2 * (i - q0)], right[i - run.begin] = above[2 * (i - q0) + 1];
+      EACH(i, run, q0, q0 + Q) {
+        const float a = left[i - run.begin], b = right[i - run.begin], c = below[2 * (i - q0)], d = below[2 * (i - q0) + 1];
+        const float ac = c > a ? c : a, bd = d > b ? d : b, most = bd > ac ? bd : ac;
+        const bool nan = (a != a) | (b != b) | (c != c) | (d != d);
+        const int not_a = (a == a) & ((a != most) | nan), not_b = (b == b) & ((b != most) | nan),
+                  not_c = (c == c) & ((c != most) | nan);
+        y[i] = nan ? NAN : most;
+        where[i - run.begin] = not_a + (not_a & not_b) + (not_a & not_b & not_c);
+      }
+    }
+    EACH(i, run, 0, planes * P * Q) arg[i] = (unsigned char)where[i - run.begin];
   }
+}
+
+extern "C" __global__ void max_pool_2x2_backward(const float* __restrict__ dy, const unsigned char* __restrict__ arg,
+                                                 const float* __restrict__ pooled, float* __restrict__ dx, int relu,
+                                                 i64 planes, i64 H, i64 W, i64 P, i64 Q) {
+  const float closed = gate(relu);
+  RUN_LOOP(all, run, 1, planes * P * Q, Q) {
+    int where[RUN];
+    EACH(i, run, 0, planes * P * Q) where[i - run.begin] = pooled[i] <= closed ? -1 : arg[i];
+    EACH_LINE(plane, p, run, P, Q) {
+      const i64 q0 = (plane * P + p) * Q;
+      for (int r = 0; r < 2; ++r) {
+        float* out = dx + (plane * H + 2 * p + r) * W;
+        EACH(i, run, q0, q0 + Q) {
+          const int from = where[i - run.begin];
+          const float gradient = dy[i];
+          out[2 * (i - q0)] = from == 2 * r ? gradient : 0.f;
+          out[2 * (i - q0) + 1] = from == 2 * r + 1 ? gradient : 0.f;
+        }
+        if (W % 2) EACH(i, run, q0 + Q - 1, q0 + Q) out[W - 1] = 0.f;
+      }
+    }
+  }
+  if (H % 2) ROW_LOOP(plane, w, planes, W) dx[((plane + 1) * H - 1) * W + w] = 0.f;  // no window reaches the last line
 }

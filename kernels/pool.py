@@ -41,9 +41,9 @@ def max_pool(device: Device, x: Array, y: Array, arg: Array, window: Pair, strid
     shape = _checked("max_pool", x, y, arg, window, stride, pad)
     if _is_2x2(window, stride, pad):
         device.launch("pool", "max_pool_2x2", elements(y.size), x, y, arg, *shape)
-    else:
-        kernel = f"max_pool_{_suffix(arg)}"
-        device.launch("pool", kernel, elements(y.size), x, y, arg, *shape, *window, *stride, *pad)
+        return
+    extents = (*shape, *window, *stride, *pad)
+    device.launch("pool", f"max_pool_{_suffix(arg)}", elements(y.size), x, y, arg, *extents)
 
 
 def max_pool_backward(device: Device, dy: Array, arg: Array, dx: Array, window: Pair, stride: Pair,
@@ -58,9 +58,12 @@ def max_pool_backward(device: Device, dy: Array, arg: Array, dx: Array, window: 
     if relu_of is not None:
         expect_shape("max_pool_backward", relu_of=(relu_of.shape, dy.shape))
     pooled, relu = (dy, 0) if relu_of is None else (relu_of, 1)
-    kernel = f"max_pool_backward_{_suffix(arg)}"
-    extents = (*shape, *window, *stride, *pad)
-    device.launch("pool", kernel, elements(dx.size), dy, arg, pooled, dx, relu, *extents)
+    if _is_2x2(window, stride, pad):
+        device.launch("pool", "max_pool_2x2_backward", elements(dy.size), dy, arg, pooled, dx, relu, *shape)
+        return
+    items = -(-(dx.shape[3] + pad[1]) // stride[1])  # of a line; each stands for `stride` elements
+    work, extents = elements(shape[0] * shape[1] * items), (*shape, *window, *stride, *pad)
+    device.launch("pool", f"max_pool_backward_{_suffix(arg)}", work, dy, arg, pooled, dx, relu, *extents)
 
 
 def _checked(op: str, x: Array, y: Array, arg: Array, window: Pair, stride: Pair,
