@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from . import __version__
-from .bench import commands_bench, commands_model
+from .bench import commands_bench, commands_model, commands_profile
 from .engine.config import TrainConfig, flag
 from .engine.errors import UsageError
 
@@ -120,7 +120,7 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-for command in (commands_model.predict, commands_model.plan, commands_model.simulate):
+for command in (commands_model.predict, commands_model.plan, commands_model.simulate, commands_profile.profile):
     app.command()(command)
 app.add_typer(commands_bench.app, name="bench")
 
