@@ -23,10 +23,11 @@ from .copies import numpy_copy
 CUDA_CACHE_BYTES = 128 << 20  # no GPU of today has a larger L2
 HOST_CACHE_BYTES = 32 << 20  # where the system does not tell
 CACHED_PARTS = (8, 64)  # of the cache, each array of a copy that stays there
-PRODUCT = {"host": 1536, "cuda": 8192}  # m = n = k of the sgemm
+PRODUCTS = {"host": (512, 1024), "cuda": (8192,)}  # m = n = k of the sgemm
 LONG_S = {"host": 0.001, "cuda": 0.02}  # least time of one measurement; short ones find the gaps of a busy machine
 ROUNDS = 15
-MARGIN = 1.3  # by which a result may beat a ceiling before it is no result
+MARGIN = 1.3  # by which a result may beat a ceiling before it is doubted
+BUSY = 4.0  # by which no machine is ever too busy to reach its ceilings
 Work = Callable[[], Any]
 
 
@@ -58,11 +59,11 @@ class Ceilings:
         """Which of the two it is: "memory" or "compute"."""
         return "memory" if bytes_moved / self.copy_gb_per_s >= flops / self.sgemm_gflop_per_s else "compute"
 
-    def refuse(self, what: str, ms: float, bytes_moved: float, flops: float) -> None:
-        """Raise MeasuringError if `ms` is less than the bytes or the flops of the work allow."""
+    def refuse(self, what: str, ms: float, bytes_moved: float, flops: float, margin: float = MARGIN) -> None:
+        """Raise MeasuringError if `ms` is less than the bytes or the flops of the work allow, by a factor `margin`."""
         cached = bytes_moved < 2 * self.cache_bytes  # may stay where they are written
         bandwidth = max(self.stream_gb_per_s, self.cached_gb_per_s if cached else 0.0)
-        floor = max(bytes_moved / bandwidth, flops / self.sgemm_gflop_per_s) / 1e6 / MARGIN
+        floor = max(bytes_moved / bandwidth, flops / self.sgemm_gflop_per_s) / 1e6 / margin
         if ms < floor:
             raise MeasuringError(f"{what}: expected at least {floor:.4g} ms for {bytes_moved:,} bytes and {flops:,.0f} "
                                  f"flops, got {ms:.4g} ms: a measuring error")
@@ -73,6 +74,13 @@ class Ceilings:
         return replace(better, stream_gb_per_s=max(self.stream_gb_per_s, other.stream_gb_per_s),
                        cached_gb_per_s=max(self.cached_gb_per_s, other.cached_gb_per_s),
                        sgemm_gflop_per_s=max(self.sgemm_gflop_per_s, other.sgemm_gflop_per_s))
+
+    def reached(self, ms: float, bytes_moved: float, flops: float) -> Ceilings:
+        """At least what a call that took `ms` by the wall clock has reached."""
+        bandwidth = bytes_moved / ms / 1e6
+        return replace(self, stream_gb_per_s=max(self.stream_gb_per_s, bandwidth),
+                       cached_gb_per_s=max(self.cached_gb_per_s, bandwidth),
+                       sgemm_gflop_per_s=max(self.sgemm_gflop_per_s, flops / ms / 1e6))
 
     def plain(self) -> dict[str, Any]:
         """Fit for JSON."""
@@ -89,13 +97,13 @@ def cache_bytes(device: Device) -> int:
 
 
 def measure_ceilings(device: Device, cache: int | None = None, product: int | None = None) -> Ceilings:
-    """Measure them, about a second on a host. `cache` (bytes) and `product` (m = n = k) replace what the device has."""
+    """Measure them, which takes seconds. `cache` (bytes) and `product` (m = n = k) replace what the device has."""
     cache = cache_bytes(device) if cache is None else cache
     large = _bandwidths(device, 2 * cache)
     cached = max(value for part in CACHED_PARTS for value in _bandwidths(device, cache // part).values())
     copies = {name: value for name, value in large.items() if name.endswith("copy")}
     method = max(copies, key=lambda name: copies[name])
-    peak = _sgemm_peak(device, PRODUCT[device.kind] if product is None else product)
+    peak = max(_sgemm_peak(device, size) for size in (PRODUCTS[device.kind] if product is None else (product,)))
     return Ceilings(copies[method], method, max(large.values()), cached, peak, cache, device.threads)
 
 
@@ -116,7 +124,7 @@ def _bandwidths(device: Device, array_bytes: int) -> dict[str, float]:
         ways["NumPy write"] = (numpy_copy(device.threads, target, np.float32(1)), 4 * n)
     else:
         ways["device copy"] = (lambda: device.copy(target, source), 8 * n)
-    best = _best_seconds(device, {name: work for name, (work, _) in ways.items()}, target)
+    best = wall_seconds(device, {name: work for name, (work, _) in ways.items()}, target)
     return {name: moved / best[name] / 1e9 for name, (_, moved) in ways.items()}
 
 
@@ -125,12 +133,12 @@ def _sgemm_peak(device: Device, size: int) -> float:
     a, b, c = (device.zeros((size, size)) for _ in range(3))
     a.fill(0.5)
     b.fill(0.25)
-    best = _best_seconds(device, {"sgemm": lambda: device.sgemm(a, b, c)}, c)
+    best = wall_seconds(device, {"sgemm": lambda: device.sgemm(a, b, c)}, c)
     return 2 * size**3 / best["sgemm"] / 1e9
 
 
-def _best_seconds(device: Device, works: dict[str, Work], result: Array) -> dict[str, float]:
-    """Least seconds of each work over interleaved rounds, each of them long enough for the wall clock."""
+def wall_seconds(device: Device, works: dict[str, Work], result: Array) -> dict[str, float]:
+    """Least seconds of each work over interleaved rounds by the wall clock, `result` read back at the end of each."""
     counts = {}
     for name, work in works.items():
         _run(device, work, 1, result)

@@ -157,7 +157,7 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
     from .kernel_tables import ceilings_line, console, markdown, print_results
     from .marks import write_between
 
-    out = console()
+    out, first_ceilings = console(), bench.ceilings
     if not quiet:
         out.print(bench.device.describe())
         if bench.ceilings:
@@ -167,6 +167,8 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
         results = bench.run(cases, lambda r: progress.update(task, advance=1, description=str(r.case.problem)))
     if not quiet:
         print_results(out, results)
+        if bench.ceilings and bench.ceilings != first_ceilings:
+            out.print(f"the machine was busy: {ceilings_line(bench.ceilings)}", soft_wrap=True)
     facts = machine(bench.device)
     if json_file:
         text = json.dumps(_plain(bench, results, facts), indent=1) + "\n"

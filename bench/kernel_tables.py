@@ -14,11 +14,12 @@ from rich.table import Table
 from .ceilings import Ceilings
 from .kernels import Result
 
-WIDTH = 150
+WIDTH = 170
+HIDDEN_FIRST = ("MB", "first", "launch", "calls", "min", "n")
 NOTES = ("ms: median, minimum and median absolute deviation (MAD) of n calls on the device, each on cold caches "
          "(flushed by reading twice their size) and on other arrays than the call before. GB/s: bytes that must move. "
          "% of the ceiling that the case meets first: mem, the best copy with these threads, or flop, the peak of "
-         "sgemm, which a convolution with fewer products may pass. x library: times faster than BLAS, or than a copy of "
+         "sgemm, which a convolution with fewer products may pass. x library: times faster than BLAS, or a copy of "
          "as many bytes, with the same threads.")
 MORE_NOTES = ("launch: ms of the calling thread before the kernel runs. first: ms of the first call, which compiles or "
               "loads. MB: 10^6 bytes that must move. calls: in one training step.")
@@ -41,7 +42,7 @@ def print_results(out: Console, results: Sequence[Result]) -> None:
     """The table of what was timed, then one line for everything that was not."""
     timed = [result for result in results if result.times]
     if timed:
-        out.print(_table(timed))
+        out.print(_table(timed, out.width))
         out.print(f"{NOTES} {MORE_NOTES}", style="dim")
     print_checked(out, [result for result in results if result.status == "checked"])
     for result in results:
@@ -59,31 +60,38 @@ def print_checked(out: Console, results: Sequence[Result]) -> None:
         out.print(f"right: {result.case.problem}{block}: {error}", soft_wrap=True)
 
 
-def _table(results: Sequence[Result]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("problem", no_wrap=True)
+def _table(results: Sequence[Result], width: int) -> Table:
+    """As many columns as fit into `width` characters; the least important ones go first."""
     rows = [_cells(result) for result in results]
     shown = [key for key in rows[0] if any(row[key] for row in rows)]
+    widths = {key: 2 + max(len(key), *(len(row[key]) for row in rows)) for key in shown}
+    for key in HIDDEN_FIRST:
+        if sum(widths.values()) > width - 2 and key in shown:
+            shown.remove(key)
+            del widths[key]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for key in shown:
-        table.add_column(key, justify="right", no_wrap=True)
-    for result, row in zip(results, rows, strict=True):
-        table.add_row(result.case.problem.text, *(row[key] for key in shown))
+        table.add_column(key, justify="left" if key == "problem" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[key] for key in shown))
     return table
 
 
 def _cells(result: Result) -> dict[str, str]:
     spread, calls = result.spread, result.case.calls
     assert result.times is not None and result.peer is not None
-    return {"block": "" if result.block is None else str(result.block), "calls": "" if calls is None else str(calls),
+    return {"problem": result.case.problem.text, "block": "" if result.block is None else str(result.block),
+            "calls": "" if calls is None else str(calls),
             "ms": _ms(spread.median), "min": _ms(spread.least), "MAD": _ms(spread.mad), "n": str(spread.repeats),
             "launch": "-" if result.launch_ms is None else _ms(result.launch_ms), "first": _ms(result.times.first),
-            "MB": f"{result.case.bytes_moved / 1e6:.4g}", "GB/s": f"{result.gb_per_s:.1f}",
+            "MB": _ms(result.case.bytes_moved / 1e6), "GB/s": f"{result.gb_per_s:.1f}",
             "GFLOP/s": f"{result.gflop_per_s:.1f}", "% ceiling": _percent(result),
             "x library": f"{result.ratio:.2f} {result.peer[0].split()[0]}"}
 
 
 def _ms(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    """Three figures, and never more than four decimals."""
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3 if value >= 0.1 else 4}f}"
 
 
 def _percent(result: Result) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sprint.bench import ceilings, timing
+from sprint.bench import ceilings, kernels, timing
 from sprint.bench.ceilings import MARGIN, Ceilings, MeasuringError, cache_bytes, measure_ceilings
 from sprint.bench.kernels import Bench, Settings, host_launch_ms
 from sprint.bench.selection import cases_of
@@ -67,7 +67,7 @@ class QueueDevice(HostDevice):
 @pytest.fixture
 def queue_device(monkeypatch):
     """queue_device(marks_wait) opens the device and makes the host's clock its own; ceilings need little work then."""
-    monkeypatch.setitem(ceilings.PRODUCT, "cuda", 64)
+    monkeypatch.setitem(ceilings.PRODUCTS, "cuda", (64,))
     monkeypatch.setitem(ceilings.LONG_S, "cuda", 1e-4)
 
     def make(marks_wait=True):
@@ -146,6 +146,21 @@ def test_ceilings_that_were_too_low_are_raised_before_anything_is_refused(queue_
     bench = Bench(queue_device(), Settings(repeats=5), replace(CEILINGS, stream_gb_per_s=0.1, cached_gb_per_s=0.1))
     (result,) = bench.run(cases_of("relu n1048576"))
     assert result.status == "ok" and bench.ceilings.stream_gb_per_s == pytest.approx(10, rel=0.05)
+    assert result.ceilings is bench.ceilings
+
+
+def test_what_two_clocks_agree_on_is_believed_up_to_a_factor(queue_device, monkeypatch):
+    for measured, status in ((4.0, "ok"), (1.0, "refused")):  # the device does 10 GB/s, whatever was measured
+        low = replace(CEILINGS, stream_gb_per_s=measured, cached_gb_per_s=measured)
+        monkeypatch.setattr(kernels, "measure_ceilings", lambda device, cache, low=low: low)
+        bench = Bench(queue_device(), Settings(repeats=5), low)
+        (result,) = bench.run(cases_of("relu n1048576"))
+        assert result.status == status
+    low = replace(CEILINGS, cached_gb_per_s=12.0)
+    monkeypatch.setattr(kernels, "measure_ceilings", lambda device, cache: low)
+    bench = Bench(queue_device(marks_wait=False), Settings(repeats=5), low)
+    (result,) = bench.run(cases_of("relu n100000"))  # 80 us of work, 20 us until the call returns: the clocks differ
+    assert result.status == "refused" and "got 0.02" in result.note
 
 
 # ---- what may be believed
