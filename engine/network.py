@@ -95,9 +95,10 @@ class Network:
         views = self._views(labels.size)
         with self.device.range(self._labels[-1][0]):
             self.loss.gradient(logits, labels, views.gradients[-1], scale)
-        for i in reversed(range(len(self.stages))):
+        first = 1 if self._plan[0].kind == "flatten" else 0  # nobody needs the gradient to the images
+        for i in reversed(range(first, len(self.stages))):
             source = views.outputs[i - 1] if i else x
-            dx = views.gradients[i - 1] if i else None
+            dx = views.gradients[i - 1] if i > first else None
             with self.device.range(self._labels[i][1]):
                 self.stages[i].backward(source, views.outputs[i], views.gradients[i], dx, self._workspace)
 
