@@ -41,15 +41,11 @@ class Progress:
     def after(self, tail: np.ndarray, check: bool) -> Progress:
         """Read the summed `tail` (TAIL,) float32 of the next update.
 
-        Raises AgreedError, equally on every rank, if ranks were at different versions or (if `check`)
-        held different weights.
+        Raises AgreedError, equally on every rank, if (`check`) ranks held different weights.
         """
         version = self.version + 1
-        size = round(float(tail[RANKS]))  # of the group that summed it: an adopted update is of a larger one
-        if tail[VERSION] != size * (version % 4096):
-            raise AgreedError(f"update: expected all ranks at update {version}, got a sum of {tail[VERSION]:.0f} "
-                              f"over {size} ranks")
         if check:
+            size = round(float(tail[RANKS]))  # of the group that summed it: an adopted update is of a larger one
             _same_digest(tail, size, self.version)
         samples, gradients = round(float(tail[SAMPLES])), round(float(tail[GRADIENTS]))
         one = tail[ERRORS] == 1
@@ -96,6 +92,11 @@ def pack(tail: np.ndarray, deposits: list[Deposit], version: int, stop_signal: i
         nibbles = [(digest >> (4 * i)) & 15 for i in range(NIBBLES)]
         tail[DIGEST:DIGEST + NIBBLES] = nibbles
         tail[DIGEST + NIBBLES:DIGEST + 2 * NIBBLES] = np.square(nibbles)
+
+
+def complete(tail: np.ndarray, version: int, size: int) -> bool:
+    """Return whether all `size` ranks are in the summed `tail` (TAIL,) float32, each with update `version`."""
+    return bool(tail[RANKS] == size and tail[VERSION] == size * (version % 4096))
 
 
 def _common_signal(tail: np.ndarray) -> int:

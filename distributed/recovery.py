@@ -41,6 +41,8 @@ def recover(comm: Comm, version: int, latest: np.ndarray, recv: np.ndarray, work
                 root = int(versions.argmax())
                 comm.broadcast(latest if comm.rank == root else recv, root)
             dead = [name for rank, name in before.items() if rank not in comm.ids]
+            if not dead:
+                raise RuntimeError(f"recover: expected a dead rank among {', '.join(before.values())}, got none")
             first = int(shares[:comm.rank].sum())
             return Recovery(version < newest, newest + 1, dead, first, int(shares.sum()))
         except RankFailed:

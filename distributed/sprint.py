@@ -94,7 +94,7 @@ class Sprint:
         self._worker_errors: list[BaseException] = []
         self._update_error: BaseException | None = None
         self._snapshot: tuple[Any, ...] | None = None
-        self._signal = 0
+        self._signal = self._updater.stop_signal = 0
         self._deadline = 0.0  # moment by which a rank in trouble must have ended with the others
         self._rescued = -1  # version of the last emergency checkpoint
         self._threads: list[threading.Thread] = []

@@ -98,6 +98,8 @@ class Updater:
             self._pack(update)
             send = self.comm.ordered_allreduce if self.options.ordered else self.comm.allreduce
             send(self._send, self.weights.spare)
+            if not agreed.complete(self.weights.spare[self._n:], update, self.comm.size):
+                raise RankFailed(f"allreduce: not all ranks are in update {update} on {label(self.comm)}")
             self._clock.lap("allreduce")
             return True
         except RankFailed:

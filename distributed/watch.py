@@ -57,7 +57,9 @@ class Watch:
         A rank that only waits for others says so at half the limit and calls the roll a little after it, when
         a rank that still can has named itself.
         """
-        for pulse in self.pulses if self._limit_s else []:
+        if not self._limit_s:
+            return
+        for pulse in self.pulses:
             operation, update, waits_for, age = pulse.read()
             what = f"thread {pulse.thread}: {operation}, update {update}, for {age:.1f} s (limit {self._limit_s:g} s)"
             if not waits_for and age > self._limit_s:
@@ -68,6 +70,9 @@ class Watch:
             if waits_for == RANKS and age > 1.1 * self._limit_s:
                 absent = ", ".join(self._comm.absent(update)) or "nobody"
                 raise RuntimeError(f"stalled: {absent} does not answer the roll call of {label(self._comm)}: {what}")
+        if self.pulses and all(p.read()[2] == LOCAL and p.read()[3] > 2 * self._limit_s for p in self.pulses):
+            raise RuntimeError(f"stalled: {label(self._comm)}: all threads wait for each other: "
+                               f"{', '.join(f'{p.thread}: {p.read()[0]}' for p in self.pulses)}")
 
 
 @contextmanager

@@ -75,6 +75,15 @@ def test_a_death_meanwhile_starts_it_over_and_tells_the_others():
     assert comm.announced == [False, True, True]
 
 
+def test_an_error_without_a_death_is_no_recovery():
+    class Whole(Living):
+        def shrink(self, announce=True):
+            pass
+
+    with pytest.raises(RuntimeError, match=r"expected a dead rank among rank 0 \(host a\), .*, got none"):
+        recover(Whole(0, [7, 7, 7, 7]), 7, *buffers(), 2)
+
+
 def test_versions_that_cannot_be_are_an_error():
     with pytest.raises(RuntimeError, match="expected versions 8 or 9, got"):
         recover(Living(0, [7, 9, 9]), 7, *buffers(), 2)

@@ -94,3 +94,13 @@ def test_who_waits_for_other_ranks_says_so_first_and_then_calls_the_roll():
     with pytest.raises(RuntimeError, match=r"stalled: rank 3 \(host n9\) does not answer the roll call of rank 0 .*"
                                            r"thread update: allreduce, update 8"):
         watch.check()
+
+
+def test_threads_that_all_wait_for_each_other_are_a_stall():
+    watch = Watch(Single(), 0.03)
+    for name in ("update", "worker 0"):
+        watch.pulse(name).enter("wait for the other", 3, LOCAL)
+    watch.check()
+    time.sleep(0.08)
+    with pytest.raises(RuntimeError, match="all threads wait for each other: update: wait for the other, worker 0"):
+        watch.check()
