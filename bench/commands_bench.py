@@ -72,7 +72,7 @@ def run(
     check_writable("json", json_file)
     if readme:
         marks.check_marks(readme, README_MARK)
-    opened = _open(device, device_threads)
+    opened = open_named(device, device_threads)
     blocks = _blocks(block, opened)
     cases = _cases(names or [], net, image_size, width, subbatch, sizes, problem or [], opened)
     results = _measure(Bench(opened, Settings(seconds, repeats, blocks, check_only)), cases, str(json_file) == "-",
@@ -99,7 +99,8 @@ def compare(
         raise typer.Exit(1)
 
 
-def _open(name: str, threads: int | None) -> Device:
+def open_named(name: str, threads: int | None) -> Device:
+    """The device that an option names. Raises UsageError for a name or number that means none."""
     from ..kernels.device import open_device
 
     if threads is not None and threads < 1:

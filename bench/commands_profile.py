@@ -28,9 +28,9 @@ def profile(
 ) -> None:
     """Show the time of each layer, pass and kernel of a training step, against this machine's ceilings."""
     from ..engine.nets import build
-    from ..kernels.device import open_device
     from . import profile_plots, profile_tables
     from .ceilings import measure_ceilings
+    from .commands_bench import open_named
     from .environment import machine
     from .files import check_writable, write_text
     from .kernel_tables import ceilings_line, console
@@ -44,7 +44,7 @@ def profile(
     for option, path in (("json", json_file), ("csv", csv_file), ("trace", trace), ("plot", plot)):
         check_writable(option, path)
     spec = build(net, image_size, width, classes)
-    opened = open_device(device, threads=device_threads)
+    opened = open_named(device, device_threads)
     out = console()
     out.print(f"device  {opened.describe()}", soft_wrap=True)
     ceilings = measure_ceilings(opened)

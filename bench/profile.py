@@ -116,8 +116,9 @@ def profile(steps: Sequence[Step], untimed_ms: Sequence[float], ceilings: Ceilin
     step_ms = float(np.median([step.wall_ms for step in steps]))
     rows = [_row(key, [first[i] for i in places], times[:, places].sum(1), step_ms, ceilings)
             for key, places in groups.items()]
-    kernels = sum(row.ms.median for row in rows)
-    return Profile(rows, len(steps), kernels, step_ms - kernels, step_ms, Spread.of(untimed_ms))
+    kernels = times.sum(1)
+    host_ms = float(np.median(np.array([step.wall_ms for step in steps]) - kernels))
+    return Profile(rows, len(steps), float(np.median(kernels)), host_ms, step_ms, Spread.of(untimed_ms))
 
 
 def _times(steps: Sequence[Step]) -> np.ndarray:

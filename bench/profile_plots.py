@@ -74,6 +74,7 @@ def _label(axes: Any, row: Row, number: int) -> None:
     """Labels stand in a column of their own, with a line to the point, so that they never overlap."""
     axes.annotate(f"{row.layer} {row.direction} {row.kernel}", (row.intensity, row.gflop_per_s),
                   xytext=(0.03, 0.96 - 0.05 * number), textcoords="axes fraction", fontsize=7.5,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
                   arrowprops={"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.5})
 
 

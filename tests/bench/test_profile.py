@@ -1,0 +1,162 @@
+"""The profile adds up, knows its bytes and flops, is not fooled by an asynchronous device, and writes what it says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from sprint.bench import profile_tables
+from sprint.bench.ceilings import Ceilings
+from sprint.bench.profile import cost, observe, profile
+from sprint.bench.profiler import open_step
+from sprint.bench.trace import EVENT_LIMIT, Call, TracedDevice, TraceFile
+from sprint.engine import nets
+from sprint.kernels import activation
+from sprint.kernels.conv_shape import ConvShape
+from sprint.kernels.host import HostDevice
+
+CEILINGS = Ceilings(50.0, "NumPy copy", 50.0, 100.0, 100.0, 32 << 20, 2)
+
+
+class Queue(HostDevice):
+    """A device whose launches only queue: the work takes `kernel_ms` each and is done when somebody waits for it."""
+
+    def __init__(self, kernel_ms: float) -> None:
+        super().__init__(threads=1)
+        self.kernel_ms, self.clock_ms = kernel_ms, 0.0
+
+    def _run(self, family, signature, work, values, block):
+        self.clock_ms = max(self.clock_ms, 1e3 * time.perf_counter()) + self.kernel_ms
+
+    def synchronize(self):
+        time.sleep(max(0.0, self.clock_ms / 1e3 - time.perf_counter()))
+
+    def mark(self):
+        return max(self.clock_ms, 1e3 * time.perf_counter())
+
+    def elapsed_ms(self, first, last):
+        self.synchronize()
+        return last - first
+
+
+@pytest.fixture(scope="module")
+def observed():
+    device = TracedDevice(HostDevice(threads=1))
+    step = open_step(device, nets.build("cnn-a", 28, width=0.25, classes=10), 3, conv_algo="explicit")
+    with step.loader:
+        return observe(device, step, 5)
+
+
+def test_rows_and_host_overhead_add_up_to_the_step(observed):
+    steps, untimed = observed
+    result = profile(steps, untimed, CEILINGS)
+    assert result.kernels_ms + result.host_ms == pytest.approx(result.step_ms, rel=0.2)
+    assert result.kernels_ms == pytest.approx(sum(row.ms.median for row in result.rows), rel=0.3)
+    assert sum(result.parts_ms().values()) == pytest.approx(result.step_ms, rel=0.3)
+    for step in steps:
+        assert sum(event.ms for event in step.events) <= step.wall_ms
+
+
+def test_every_part_of_an_explicit_step_is_there_in_its_layer_and_pass(observed):
+    rows = profile(*observed, CEILINGS).rows
+    found = {(row.layer, row.direction, row.part) for row in rows}
+    assert {("images", "load", "load"), ("images", "deform", "deform"), ("conv1", "forward", "im2col"),
+            ("conv1", "forward", "sgemm"), ("conv2", "forward", "pool"), ("conv2", "forward", "bias"),
+            ("conv2", "backward", "col2im"), ("conv2", "backward", "pool"), ("fc6", "backward", "activation"),
+            ("loss7", "forward", "softmax"), ("weights", "update", "update")} <= found
+    assert ("conv1", "backward", "col2im") not in found  # no gradient to the images
+
+
+def test_a_queue_is_timed_by_its_work_and_not_by_its_launches():
+    """Eight launches of 5 ms that return at once: 40 ms of kernels, of which the launching thread saw nothing."""
+    device = TracedDevice(Queue(5.0))
+    x = np.zeros(64, np.float32)
+
+    def step():
+        with device.range("layer forward"):
+            for _ in range(8):
+                activation.relu(device, x, x)
+
+    steps, untimed = observe(device, step, 3)
+    result = profile(steps, untimed, CEILINGS)
+    assert [row.calls for row in result.rows] == [8]
+    assert 40 <= result.kernels_ms < 60
+    assert result.untimed_ms.median >= 40
+    assert all(event.launch_ms < 2.5 for event in steps[0].events)
+
+
+def test_costs_are_bytes_that_must_move_and_flops():
+    a, b, c = (np.zeros(shape, np.float32) for shape in ((5, 7), (7, 3), (5, 3)))
+    assert cost(Call("gemm", "sgemm", (a, b, c, False, False, 0.0))).flops == 2 * 5 * 7 * 3
+    assert cost(Call("gemm", "sgemm", (a.T.copy(), b, c, True, False, 1.0))).bytes_moved == 4 * (35 + 21 + 2 * 15)
+    shape = ConvShape(2, 3, 9, 10, 4, 3, 3)
+    seen = cost(Call("native", "direct_forward", ((shape, 1),)))
+    assert (seen.flops, seen.bytes_moved) == (2 * shape.macs, 4 * (2 * 3 * 90 + 4 * 18 + 4 * 3 * 56))
+    y = np.zeros((6, 50), np.float32)
+    assert cost(Call("bias", "add_bias", (y, y[:, 0].copy(), 6, 50))).bytes_moved == 4 * (2 * 300 + 6)
+
+
+def test_steps_that_differ_are_refused(observed):
+    steps, untimed = observed
+    steps[1].events.reverse()
+    with pytest.raises(RuntimeError, match="same calls"):
+        profile(steps, untimed, CEILINGS)
+    steps[1].events.reverse()
+
+
+def test_csv_and_json_hold_every_row(observed):
+    result = profile(*observed, CEILINGS)
+    rows = list(csv.DictReader(profile_tables.as_csv(result).splitlines()))
+    assert [row["kernel"] for row in rows] == [row.kernel for row in result.rows]
+    plain = json.loads(profile_tables.as_json(result, {"net": "cnn-a"}, CEILINGS))
+    assert plain["net"] == "cnn-a"
+    assert [row["ms"]["median"] for row in plain["rows"]] == [row.ms.median for row in result.rows]
+
+
+def test_a_trace_is_one_event_a_line_and_parses_at_every_length(tmp_path, observed):
+    path = tmp_path / "t.json"
+    profile_tables.write_trace(path, observed[0])
+    lines = path.read_text().splitlines()
+    assert json.loads("\n".join(lines))
+    for end in (2, 5, len(lines) - 1):  # a killed run: no end, a comma behind the last event
+        assert json.loads("\n".join(lines[:end]).rstrip(",") + "]")
+
+
+def test_odd_names_and_the_bound_of_a_trace(tmp_path):
+    trace = TraceFile(tmp_path / "t.json")
+    trace.add('a"b\n', "x", 0.0, 1.0)
+    trace.written = EVENT_LIMIT
+    trace.add("late", "x", 1.0, 1.0)
+    trace.close()
+    events = json.loads((tmp_path / "t.json").read_text())
+    assert [event["name"] for event in events] == ['a"b\n', "end"]
+    assert events[-1]["args"]["dropped"] == 1
+
+
+def run(*arguments, timeout=120):
+    return subprocess.run([sys.executable, "-m", "sprint", "profile", *arguments], capture_output=True, text=True,
+                          timeout=timeout, check=False)
+
+
+def test_command_writes_all_files(tmp_path):
+    files = [tmp_path / name for name in ("p.json", "p.csv", "p.trace", "p.png")]
+    outputs = [word for option, path in zip(("--json", "--csv", "--trace", "--plot"), files, strict=True)
+               for word in (option, str(path))]
+    done = run("lenet", "--subbatch", "2", "--steps", "2", "--device-threads", "1", *outputs)
+    assert done.returncode == 0, done.stderr
+    assert "difference" in done.stdout
+    assert all(path.stat().st_size > 100 for path in files)
+    assert files[3].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("arguments", [("cnn-x",), ("lenet", "--steps", "0"), ("lenet", "--subbatch", "0"),
+                                       ("lenet", "--json", "/nowhere/p.json"), ("lenet", "--device", "tpu")])
+def test_bad_input_is_one_line_and_exit_code_2(arguments):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
