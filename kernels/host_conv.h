@@ -44,7 +44,6 @@ struct Part {
   i64 from;
   uint32_t mask;
 };
-constexpr uint32_t ALL_LANES = (1u << LANES) - 1;
 
 // The parts of a stretch of columns, LANES columns after LANES columns; lanes without a part are padding, hence zero.
 // Without padding one plan serves all filter taps: they differ by r * W + s.

@@ -89,6 +89,7 @@ void gemm_task(const Gemm& g, const GemmBlocks& blocks, i64 strip, i64 row_block
 }  // namespace
 
 extern "C" i64 sgemm_workspace(i64 m, i64 n, i64 k, int threads) {
+  if (n <= NARROW) return narrow_workspace(k);
   return threads * scratch_bytes<GemmScratch>(GemmBlocks(m, n, k, threads));
 }
 
@@ -99,6 +100,10 @@ extern "C" int sgemm(int trans_a, int trans_b, i64 m, i64 n, i64 k, float alpha,
   if (k == 0) {
     for (i64 i = 0; i < m; ++i)
       for (i64 j = 0; j < n; ++j) c[i * ldc + j] = beta ? beta * c[i * ldc + j] : 0;
+    return 0;
+  }
+  if (n <= NARROW) {
+    narrow(trans_a, trans_b, Narrow{m, n, k, alpha, a, lda, beta, c, ldc}, b, ldb, threads, workspace);
     return 0;
   }
   const Gemm g{trans_a != 0, trans_b != 0, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc};

@@ -125,6 +125,8 @@ struct Tiles {
 typedef Tiles<LDA, 1> RowTiles;  // a packed (MR, LDA): rows copied
 typedef Tiles<1, MP> ColTiles;   // a packed (kc, MP): columns copied
 
+constexpr uint32_t ALL_LANES = (1u << LANES) - 1;
+
 // The lanes of `mask` of p, the others untouched or from `otherwise`. Lanes left out are not accessed; AddressSanitizer
 // sees only plain loads, so it gets those.
 #if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__)
