@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -153,12 +154,17 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
     from rich.console import Console
     from rich.progress import Progress
 
+    from ..kernels.host import usable_cores
     from .environment import machine
     from .files import write_text
     from .kernel_tables import ceilings_line, console, markdown, print_results
     from .marks import write_between
 
     out, first_ceilings = console(), bench.ceilings
+    load, cores = os.getloadavg()[0], usable_cores()
+    if load > cores:
+        print(f"warning: expected an idle machine, got a load of {load:.1f} on {cores} cores: times are upper bounds",
+              file=sys.stderr)
     if not quiet:
         out.print(bench.device.describe())
         if bench.ceilings:

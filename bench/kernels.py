@@ -166,22 +166,22 @@ class Bench:
                       self.ceilings)
 
     def _refuse_impossible(self, case: Case, times: Times, checked: Checked) -> None:
-        """Doubt a time that beats the ceilings: measure them again, then ask the wall clock; the machine may be busy.
+        """Doubt a median that beats the ceilings: measure them again, then ask the wall clock; the machine may be busy.
 
         Raises MeasuringError when neither explains it.
         """
         what, moved, flops = case.problem.text, case.bytes_moved, case.least_flops
-        least = Spread.of(times.device).least
+        seen = Spread.of(times.device).median
         assert self.ceilings is not None
         try:
-            self.ceilings.refuse(what, least, moved, flops)
+            self.ceilings.refuse(what, seen, moved, flops)
         except MeasuringError:
             self.ceilings = self.ceilings.raised(measure_ceilings(self.device, self.ceilings.cache_bytes))
-            self.ceilings.refuse(what, least, moved, flops, BUSY)
+            self.ceilings.refuse(what, seen, moved, flops, BUSY)
             works: dict[str, Callable[[], None]] = {what: lambda: checked.run(checked.arrays)}
             wall_ms = 1e3 * wall_seconds(self.device, works, next(reversed(checked.arrays.values())))[what]
-            if wall_ms > MARGIN * least:
-                self.ceilings.refuse(what, least, moved, flops)
+            if wall_ms > MARGIN * seen:
+                self.ceilings.refuse(what, seen, moved, flops)
             self.ceilings = self.ceilings.reached(wall_ms, moved, flops)
 
 
