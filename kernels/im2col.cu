@@ -16,6 +16,8 @@ extern "C" __global__ void im2col(const float* __restrict__ x, float* __restrict
       EACH(i, run, q0, begin) out[i] = 0.f;
       if (sw == 1)
         EACH(i, run, begin, end) out[i] = seen[i - q0];
+      else if (sw == 2)
+        EACH(i, run, begin, end) out[i] = seen[2 * (i - q0)];
       else
         EACH(i, run, begin, end) out[i] = seen[(i - q0) * sw];
       EACH(i, run, end, q0 + Q) out[i] = 0.f;

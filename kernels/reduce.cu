@@ -31,19 +31,21 @@ extern "C" __global__ void row_max(const float* __restrict__ x, float* __restric
   }
 }
 
-// Columns: every thread walks down its own, neighbours side by side.
+// Columns: neighbours walk down side by side, line by line.
 extern "C" __global__ void column_sum(const float* __restrict__ x, float* __restrict__ out, i64 M, i64 J) {
-  GRID_STRIDE_LOOP(j, J) {
-    double total = 0;
-    for (i64 m = 0; m < M; ++m) total += x[m * J + j];
-    out[j] = (float)total;
+  RUN_LOOP(all, run, 1, J, 16) {
+    double total[RUN];
+    EACH(j, run, 0, J) total[j - run.begin] = 0;
+    for (i64 m = 0; m < M; ++m) EACH(j, run, 0, J) total[j - run.begin] += x[m * J + j];
+    EACH(j, run, 0, J) out[j] = (float)total[j - run.begin];
   }
 }
 
 extern "C" __global__ void column_max(const float* __restrict__ x, float* __restrict__ out, i64 M, i64 J) {
-  GRID_STRIDE_LOOP(j, J) {
-    float most = -INFINITY;
-    for (i64 m = 0; m < M; ++m) most = max_nan(x[m * J + j], most);
-    out[j] = most;
+  RUN_LOOP(all, run, 1, J, 16) {
+    float most[RUN];
+    EACH(j, run, 0, J) most[j - run.begin] = -INFINITY;
+    for (i64 m = 0; m < M; ++m) EACH(j, run, 0, J) most[j - run.begin] = max_nan(x[m * J + j], most[j - run.begin]);
+    EACH(j, run, 0, J) out[j] = most[j - run.begin];
   }
 }

@@ -25,7 +25,7 @@ extern "C" __global__ void probe(const unsigned* __restrict__ counter, const uns
                                  unsigned* __restrict__ out, i64 n) {
   GRID_STRIDE_LOOP(i, n) {
     const unsigned* c = counter + 4 * i;
-    const Random4 random = philox({{c[0], c[1], c[2], c[3]}}, key[2 * i], key[2 * i + 1]);
+    const Random4 random = philox<10>({{c[0], c[1], c[2], c[3]}}, key[2 * i], key[2 * i + 1]);
     for (int k = 0; k < 4; ++k) out[4 * i + k] = random.word[k];
   }
 }
