@@ -12,9 +12,9 @@ from . import source
 from .conv_shape import ConvShape, check_extents, expect_shape
 from .device import Array, Device, check_gemm
 
-FILES = ("host_tile.h", "host_gemm_narrow.cpp", "host_gemm.cpp", "host_conv.h", "host_conv_forward.cpp", "host_conv_data.cpp",
-         "host_conv_filter.cpp", "host_winograd.h", "host_winograd_forward.cpp", "host_winograd_data.cpp",
-         "host_winograd_filter.cpp")
+FILES = ("host_tile.h", "host_gemm_narrow.cpp", "host_gemm.cpp", "host_conv.h", "host_conv_forward.cpp",
+         "host_conv_data.cpp", "host_conv_filter.cpp", "host_winograd.h", "host_winograd_forward.cpp",
+         "host_winograd_data.cpp", "host_winograd_filter.cpp")
 POOL_LIMIT = 15  # a window's elements are numbered in one byte
 Pass = Literal["forward", "data", "filter"]
 Algorithm = Literal["direct", "winograd"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sprint.kernels import host_gemm
+from sprint.kernels import host_gemm, source
 from sprint.kernels.conv_shape import ConvShape
 from sprint.kernels.host import HostDevice
 
@@ -260,8 +265,8 @@ def test_no_images_and_windows_that_do_not_fit(pool):
                 assert not gradient.any()
 
 
-GEMMS = [(1, 1, 1), (1100, 16, 35), (51, 9, 2100), (1, 7, 900), (29, 1, 31), (64, 8, 500), (500, 4, 61), (37, 130, 5), (100, 300, 401), (14, 32, 0),
-         (0, 5, 3), (257, 67, 129)]
+GEMMS = [(1, 1, 1), (1, 7, 900), (29, 1, 31), (64, 8, 500), (51, 9, 2100), (1100, 16, 35), (500, 4, 61), (37, 130, 5),
+         (100, 300, 401), (14, 32, 0), (0, 5, 3), (257, 67, 129)]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -301,3 +306,31 @@ def test_wrong_arguments_are_named():
     ]:
         with pytest.raises(error, match=text):
             action()
+
+
+BUILDS = {
+    "sanitized": (*source.SIMT_FLAGS, "-march=native", "-fopenmp", *source.SANITIZE_FLAGS),
+    "avx2": ("-O2", "-march=x86-64-v3", "-fno-trapping-math", "-fopenmp"),
+    "sse2": ("-O2", "-march=x86-64", "-fno-trapping-math", "-fopenmp"),
+}
+PROGRAM = """
+import sys
+import pytest
+from sprint.kernels import source
+
+path, *flags = sys.argv[1:]
+source.build_host_library = lambda name, files: source.build(name, "".join(map(source.with_line, files)), tuple(flags))
+sys.exit(pytest.main(["-q", "-x", "-s", "-p", "no:cacheprovider", "-k", "any_shape or fused or sgemm or no_images", path]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
+@pytest.mark.parametrize("build", BUILDS)
+def test_other_builds_pass_these_tests(build):
+    """Narrower vectors are right; AddressSanitizer and UBSan find no access outside an array or a workspace."""
+    runner = [str(Path(__file__).parents[1] / "sanitize.py")] if build == "sanitized" else []
+    command = [sys.executable, *runner, "-c", PROGRAM, __file__, *BUILDS[build]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
