@@ -67,8 +67,14 @@ def train(ctx: typer.Context, **options: Any) -> None:
     from .engine.report import Report
     from .engine.trainer import train
 
+    config = TrainConfig(**options)
+    observer = None
+    if config.profile:
+        from .bench.observer import RunProfile
+
+        observer = RunProfile(config.profile)
     given = {name for name in options if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    if train(TrainConfig(**options), Report(), given) is None:
+    if train(config, Report(), given, observer) is None:
         raise typer.Exit(130)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,12 +71,13 @@ class Session:
         return self.available - self.device.memory().available
 
 
-def open_session(config: TrainConfig, saved: Checkpoint | None = None) -> Session:
-    """Open device and data for `config`, on the classes of `saved`, and plan the memory.
+def open_session(config: TrainConfig, saved: Checkpoint | None = None,
+                 wrap: Callable[[Device], Device] = lambda device: device) -> Session:
+    """Open device (wrapped for whoever watches) and data for `config`, on the classes of `saved`; plan the memory.
 
     Raises UsageError when it does not fit, naming the largest sub-batch that would; and what opening raises.
     """
-    device = open_device(config.device, threads=config.device_threads, math_mode=config.math)
+    device = wrap(open_device(config.device, threads=config.device_threads, math_mode=config.math))
     if config.math == "tf32" and device.kind == "host":
         raise UsageError(f"math: expected fp32 on {device.name}, got tf32")
     shape = build(config.net, config.image_size, config.width).in_shape

@@ -17,6 +17,7 @@ from .evaluate import Score, evaluate
 from .interrupt import Interrupt
 from .local import Local, Updates
 from .meter import Meter
+from .observer import Observer, Unobserved
 from .report import Report
 from .resume import merged, open_folder, open_saved
 from .runs import CONFIG, SUMMARY, RunFolder, environment
@@ -25,18 +26,21 @@ from .session import Session, open_session
 SAVE_SECONDS = 600.0  # a checkpoint at least so often within a long epoch
 
 
-def train(config: TrainConfig, report: Report, given: set[str] | None = None) -> dict[str, Any] | None:
+def train(config: TrainConfig, report: Report, given: set[str] | None = None,
+          observer: Observer | None = None) -> dict[str, Any] | None:
     """Train as `config` says and return the summary, or None when Ctrl-C or SIGTERM ended the run early.
 
-    given: names of the options that a resumed run must not take from its checkpoint (None: all).
+    given: names of the options that a resumed run must not take from its checkpoint (None: all). observer: sees every
+    step and writes into the run folder.
     Raises UsageError, ValueError, OSError or RuntimeError, each with one line for people.
     """
     resumed = open_saved(config, report.line)
     if resumed:
         config = merged(config, given, *resumed, report.line)
         CHOICES.pin(resumed[1].choices)
-    session = open_session(config, resumed[1] if resumed else None)
-    trainer = Trainer(session, open_folder(config, resumed), report)
+    observer = observer or Unobserved()
+    session = open_session(config, resumed[1] if resumed else None, observer.wrap)
+    trainer = Trainer(session, open_folder(config, resumed), report, observer)
     try:
         return trainer.run()
     finally:
@@ -46,8 +50,9 @@ def train(config: TrainConfig, report: Report, given: set[str] | None = None) ->
 class Trainer:
     """One run: its algorithm, its folder, its report, and the state that a checkpoint keeps."""
 
-    def __init__(self, session: Session, folder: RunFolder, report: Report) -> None:
+    def __init__(self, session: Session, folder: RunFolder, report: Report, observer: Observer) -> None:
         self.session, self.folder, self.report, self.config = session, folder, report, session.config
+        self.observer = observer
         report.header(session, Local.gradient, folder.path)
         self.updates: Updates = Local(session)
         self.tester = session.feeder()
@@ -78,7 +83,10 @@ class Trainer:
             self.save()
             if self.finished and score is None and not interrupt.asked:
                 score = self.test(interrupt)
-        self.folder.draw_curves(f"{self.config.net} on {self.config.data}")
+        title = f"{self.config.net} on {self.config.data}"
+        self.folder.draw_curves(title)
+        if words := self.observer.write(self.folder.path, title):
+            self.report.line(words)
         if score is None:
             self.say_stopped()
             return None
@@ -110,7 +118,7 @@ class Trainer:
         """Make one update. Raises RuntimeError when the loss is no number any more."""
         begin = time.perf_counter()
         with np.errstate(over="ignore", invalid="ignore"):  # a diverging run gets one line, below
-            loss_sum, samples = self.updates.step(self.step, lr)
+            loss_sum, samples = self.observer.step(lambda: self.updates.step(self.step, lr))
         self.meter.add(loss_sum, samples, time.perf_counter() - begin)
         self.step += 1
         self.report.step(self.step)

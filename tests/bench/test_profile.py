@@ -161,3 +161,19 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments):
     done = run(*arguments)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_training_with_profile_writes_the_profile_of_its_steps(tmp_path):
+    """Every other step of the run is observed; the weights are those of a run that nobody watches."""
+    train = [sys.executable, "-m", "sprint", "train", "lenet", "--limit", "64", "--subbatch", "8", "--steps", "12",
+             "--device-threads", "1", "--conv-algo", "implicit"]
+    for options in (["--out", str(tmp_path / "seen"), "--profile", "3"], ["--out", str(tmp_path / "alone")]):
+        done = subprocess.run([*train, *options], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "seen" / "profile.json").read_text())
+    assert result["steps"] == 3
+    assert {row["part"] for row in result["rows"]} >= {"load", "deform", "conv", "sgemm", "softmax", "update"}
+    assert (tmp_path / "seen" / "profile.png").stat().st_size > 1000
+    json.loads((tmp_path / "seen" / "profile.trace.json").read_text())
+    scores = [json.loads((tmp_path / name / "summary.json").read_text())["loss"] for name in ("seen", "alone")]
+    assert scores[0] == scores[1]

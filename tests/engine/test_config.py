@@ -59,10 +59,10 @@ OTHER = {
     "weight_decay": 0.1, "seed": 9,
     "device": "host:3", "device_threads": 9, "conv_algo": "implicit", "math": "tf32", "workspace": 9,
     "out": "o",
-    "resume": "auto", "log_every": 9, "classes": 9, "limit": 9, "on_bad_image": "skip",
+    "resume": "auto", "log_every": 9, "profile": 4, "classes": 9, "limit": 9, "on_bad_image": "skip",
 }
 LOCAL = {"data_dir", "subbatch", "device", "device_threads", "conv_algo", "math", "workspace", "out",
-"log_every"}
+"log_every", "profile"}
 ESSENTIAL = {"net", "data", "classes", "limit", "image_size", "width", "subbatch", "optimizer", "seed"}
 
 
