@@ -320,7 +320,8 @@ from sprint.kernels import source
 
 path, *flags = sys.argv[1:]
 source.build_host_library = lambda name, files: source.build(name, "".join(map(source.with_line, files)), tuple(flags))
-sys.exit(pytest.main(["-q", "-x", "-s", "-p", "no:cacheprovider", "-k", "any_shape or fused or sgemm or no_images", path]))
+chosen = ["-k", "any_shape or fused or sgemm or no_images"]
+sys.exit(pytest.main(["-q", "-x", "-s", "-p", "no:cacheprovider", *chosen, path]))
 """
 
 
