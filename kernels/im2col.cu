@@ -7,20 +7,20 @@ extern "C" __global__ void im2col(const float* __restrict__ x, float* __restrict
   RUN_LOOP(row, run, C * R * S, count * P * Q, 16) {  // 16: a cache line of col
     const i64 s = row % S, r = row / S % R, c = row / S / R;
     const i64 left = steps_below(pw - s, sw, Q), right = steps_below(W + pw - s, sw, Q);
-    float local[RUN], *out = begin_run(col + row * count * P * Q, run, local) - run.begin;
+    float local[RUN], *out = begin_run(col + row * count * P * Q, run, local);
     EACH_LINE(n, p, run, P, Q) {
       const i64 h = p * sh - ph + r, q0 = (n * P + p) * Q;
       const bool inside = h >= 0 && h < H;
       const i64 begin = q0 + (inside ? left : Q), end = q0 + (inside ? right : Q);
       const float* seen = x + ((c * N + first + n) * H + h) * W + s - pw;
-      EACH(i, run, q0, begin) out[i] = 0.f;
+      EACH(i, run, q0, begin) out[i - run.begin] = 0.f;
       if (sw == 1)
-        EACH(i, run, begin, end) out[i] = seen[i - q0];
+        EACH(i, run, begin, end) out[i - run.begin] = seen[i - q0];
       else if (sw == 2)
-        EACH(i, run, begin, end) out[i] = seen[2 * (i - q0)];
+        EACH(i, run, begin, end) out[i - run.begin] = seen[2 * (i - q0)];
       else
-        EACH(i, run, begin, end) out[i] = seen[(i - q0) * sw];
-      EACH(i, run, end, q0 + Q) out[i] = 0.f;
+        EACH(i, run, begin, end) out[i - run.begin] = seen[(i - q0) * sw];
+      EACH(i, run, end, q0 + Q) out[i - run.begin] = 0.f;
     }
     end_run(col + row * count * P * Q, run, local);
   }

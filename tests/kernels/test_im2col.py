@@ -103,6 +103,23 @@ def test_equal_bytes_whatever_the_threads(rng, poison, shape):
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("shape", [ConvShape(1, 2, 3, 1700, 1, 2, 3, (1, 1), (1, 1)),
+                                   ConvShape(1, 1, 2, 2500, 1, 1, 4, (1, 3), (0, 2))])
+def test_lines_longer_than_a_run(fast, rng, poison, shape):
+    check(fast, shape, rng, poison)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_columns_larger_than_the_caches(rng, poison, threads):
+    shape = ConvShape(5, 3, 251, 263, 1, 3, 3, (1, 1), (2, 1))
+    x, col = rng.standard_normal(shape.x).astype(F), poison((shape.rows, shape.columns))
+    assert col.nbytes > 2**25
+    ops.im2col(HostDevice(threads=threads), x, col, shape)
+    padded = np.pad(x, ((0, 0), (0, 0), (2, 2), (1, 1)))
+    for row, (c, r, s) in enumerate(np.ndindex(5, 3, 3)):
+        np.testing.assert_array_equal(col[row], padded[c, :, r : r + shape.P, s : s + shape.Q].ravel())
+
+
 def test_no_images_no_launch(device, forbid_launch):
     forbid_launch()
     shape = ConvShape(2, 0, 5, 9, 1, 3, 2)

@@ -168,6 +168,14 @@ def test_gradient_of_relu_before_the_pool(device, rng, poison, shape, window, st
     assert (y == 0).any() and (y > 0).any()
 
 
+@pytest.mark.parametrize("window, stride, pad", [((2, 2), (2, 2), (0, 0)), ((2, 3), (1, 1), (1, 1)),
+                                                 ((1, 3), (1, 2), (0, 1))])
+def test_lines_longer_than_a_run(fast, rng, poison, window, stride, pad):
+    x = rng.integers(-4, 3, (1, 2, 3, 2001)).astype(F)
+    dy = rng.standard_normal(pool.pooled_shape(x.shape, window, stride, pad)).astype(F)
+    check(fast, x, window, stride, pad, dy, poison)
+
+
 def test_equal_bytes_every_run(rng, poison):
     x = rng.integers(0, 3, (8, 4, 33, 65)).astype(F)
     found = set()
