@@ -15,12 +15,13 @@ from . import schedule
 from .errors import UsageError
 
 DEVICE = re.compile(r"auto|(host|cuda)(:\d+)?")
-DATA, MODEL, UPDATES, DEVICES, RUN = "Data", "Network", "Updates", "Device", "Run"  # panels of the help text
+DATA, MODEL, UPDATES, DEVICES, JOB, RUN = "Data", "Network", "Updates", "Device", "Ranks", "Run"  # panels of the help
+BOTH, ASYNC = ("sync", "sprint"), ("sprint",)  # algorithms that know an option
 
 
 def _option(default: Any, panel: str, text: str, **rules: Any) -> Any:
-    """A field with its panel and help. Rules: least, above, below (numbers); choices; local (ranks may differ
-    in it); essential (a resumed run must keep it)."""
+    """A field with its panel and help. Rules: least, above, below (numbers); choices; only (the algorithms that know
+    it); local (ranks may differ in it); essential (a resumed run must keep it)."""
     return field(default=default, metadata={"panel": panel, "help": text, **rules})
 
 
@@ -65,10 +66,32 @@ class TrainConfig:
     workspace: int | None = _option(None, DEVICES, "Most MB of column buffer; beyond it sub-batches are cut",
                                     least=1, local=True)
 
+    algorithm: str = _option("local", JOB, "local, sync, sprint (asynchronous); for N nodes: mpirun -n N sprint train",
+                             choices=("local", *BOTH), essential=True)
+    devices: int = _option(1, JOB, "Of each rank, one worker each", least=1, local=True, only=BOTH)
+    gradient_form: str = _option("mean", JOB, "sum, mean: of the gradients of all samples of a mini-batch",
+                                 choices=("sum", "mean"), only=BOTH)
+    max_staleness: int | None = _option(None, JOB, "Updates that a gradient may be late; workers wait", least=0,
+                                        only=ASYNC)
+    staleness_lr: bool = _option(False, JOB, "Divide the rate by the staleness of the gradient", only=ASYNC)
+    warmup_sync: int = _option(0, JOB, "Updates at the start that are synchronous", least=0, only=ASYNC)
+    min_gradients: int = _option(1, JOB, "Of a rank that its update waits for; 0: the paper's free loop", least=0,
+                                 only=ASYNC)
+    check_every: int = _option(100, JOB, "Updates between comparisons of the weights of all ranks; 0: none", least=0,
+                               only=BOTH)
+    save_every: int = _option(0, JOB, "Updates between checkpoints; 0: every epoch", least=0, only=BOTH)
+    diverged_at: float = _option(10.0, JOB, "Times the first loss at which to stop; 0: only when not finite", least=0,
+                                 only=BOTH)
+    stall: float = _option(120.0, JOB, "Seconds without progress that end the run; 0: none", least=0, only=BOTH)
+    deterministic: bool = _option(False, JOB, "Sum in rank order and keep the record that sprint replay repeats",
+                                  only=BOTH)
+    inject: str | None = _option(None, JOB, "Drill: kill-rank, delay-rank, nan-grad or raise-worker=RANK@update=U",
+                                 local=True, only=BOTH)
+
     out: str | None = _option(None, RUN, "Run folder (default: runs/NET-TIME)", local=True)
     resume: str | None = _option(None, RUN, "Checkpoint or run folder to resume; auto: the newest, if any")
     profile: int | None = _option(None, RUN, "Observe so many steps and write their profile into the run folder",
-                                  least=1, local=True)
+                                  least=1, local=True, only=("local",))
     log_every: int = _option(20, RUN, "Steps between two lines of the log", least=1, local=True)
 
     def __post_init__(self) -> None:
@@ -77,6 +100,18 @@ class TrainConfig:
         if not DEVICE.fullmatch(self.device):
             raise UsageError(f"device: expected auto, host, host:I, cuda or cuda:I, got '{self.device}'")
         schedule.parse(self.schedule)
+        for option in fields(self):
+            self._check_use(option)
+        if self.algorithm != "local" and self.optimizer == "adagrad":
+            raise UsageError(f"optimizer: expected momentum or sgd with --algorithm {self.algorithm}, got adagrad")
+        if self.deterministic and self.conv_algo == "auto":
+            raise UsageError("conv-algo: expected explicit or implicit with --deterministic, got auto (a measurement)")
+
+    def _check_use(self, option: Field[Any]) -> None:
+        """Raise UsageError for an option that the algorithm does not know."""
+        only, value = option.metadata.get("only", ()), getattr(self, option.name)
+        if only and self.algorithm not in only and value != option.default:
+            raise UsageError(f"{flag(option.name)[2:]}: expected --algorithm {' or '.join(only)}, got {self.algorithm}")
 
     def to_json(self) -> dict[str, Any]:
         """All options as a JSON object."""

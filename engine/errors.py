@@ -5,3 +5,5 @@ from __future__ import annotations
 
 class UsageError(ValueError):
     """A request that cannot be served as asked (exit code 2); any other failure is exit code 1."""
+
+    exit_code = 2

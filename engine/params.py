@@ -24,12 +24,7 @@ class Params:
         self.shapes = dict(shapes)
         self.count = sum(math.prod(shape) for shape in shapes.values())
         self.flat = device.zeros(flat_length(shapes))
-        self.views: dict[str, Array] = {}
-        start = 0
-        for name, shape in shapes.items():
-            size = math.prod(shape)
-            self.views[name] = self.flat[start : start + size].reshape(shape)
-            start += _padded(size)
+        self.views = views_of(self.flat, shapes)
 
     def download(self) -> dict[str, np.ndarray]:
         """Copies of all arrays as NumPy arrays, by name."""
@@ -44,6 +39,16 @@ class Params:
             if arrays[name].shape != self.shapes[name]:
                 raise ValueError(f"parameters: expected {name}{self.shapes[name]}, got {arrays[name].shape}")
             self.device.copy(view, np.ascontiguousarray(arrays[name], np.float32))
+
+
+def views_of(flat: Array, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
+    """The named arrays within a flat buffer (n,) of the layout of Params, sharing its memory."""
+    views, start = {}, 0
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        views[name] = flat[start : start + size].reshape(shape)
+        start += _padded(size)
+    return views
 
 
 def flat_length(shapes: dict[str, tuple[int, ...]]) -> int:

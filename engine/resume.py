@@ -47,7 +47,7 @@ def merged(config: TrainConfig, given: set[str] | None, path: Path, saved: Check
     Changes are said. Raises UsageError naming an option that the saved state cannot follow.
     """
     if given is not None:
-        now = {name: getattr(config, name) for name in given | {"out", "resume"}}
+        now = {name: getattr(config, name) for name in given | {"out", "resume", "inject"}}
         config = replace(saved.config, **now)
     for option, before, after in config.changes(saved.config, essential=True):
         raise UsageError(f"resume: expected {option} {before} as in {path}, got {after}")

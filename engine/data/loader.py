@@ -40,8 +40,10 @@ class Loader:
     """An iterator of batches over `epochs` epochs (None: without end), the last one of each perhaps smaller.
 
     Every epoch is a new order drawn from (seed, epoch) and dealt to `size` ranks; over all ranks each sample
-    comes once. What comes does not depend on `threads`; with 0 the caller reads. Bad images that the split
-    skips are missing from their batch. A failed read raises from the next `next()`; one more tries it again.
+    comes once. With `union`, each batch is a part of the next `union` samples of that order, those from `first`
+    on, and may be empty at its end: ranks that share one order so make up the batches of a single rank.
+    What comes does not depend on `threads`; with 0 the caller reads. Bad images that the split skips are missing
+    from their batch. A failed read raises from the next `next()`; one more tries it again.
     Threads start with the first batch; close() ends them, best by `with Loader(...) as loader`.
 
     Raises: ValueError for a share without samples or a number out of range.
@@ -56,6 +58,8 @@ class Loader:
         *,
         rank: int = 0,
         size: int = 1,
+        first: int = 0,
+        union: int | None = None,
         threads: int = 1,
         epochs: int | None = None,
     ):
@@ -64,11 +68,14 @@ class Loader:
             raise ValueError(f"loader: expected subbatch >= 1, threads >= 0, seed >= 0, got {got}")
         if not 0 <= rank < size:
             raise ValueError(f"loader: expected 0 <= rank < size, got rank {rank}, size {size}")
+        if first < 0 or (union is not None and union < first + subbatch):
+            raise ValueError(f"loader: expected first + subbatch within the union, got {first} + {subbatch} of {union}")
         if len(split) < size:
             raise ValueError(f"loader: expected a sample for each of {size} ranks, got {len(split)}")
         self.split, self.subbatch, self.threads, self.epochs = split, subbatch, threads, epochs
         self.samples = -(-(len(split) - rank) // size)  # of this rank in one epoch
-        self.batches_per_epoch = -(-self.samples // subbatch)
+        self._first, self._union, self._stride = first, union, union or subbatch
+        self.batches_per_epoch = -(-self.samples // self._stride)
         self._order = {"seed": seed, "shuffle": shuffle, "rank": rank, "size": size}
         self._epoch = self._position = 0  # of the batch to hand over next
         self._stream: Iterator[Batch] | None = None
@@ -83,10 +90,10 @@ class Loader:
             raise RuntimeError("loader: expected an open loader, got a closed one")
         for _ in range(self.batches_per_epoch):
             batch = self._read_next()
-            self._epoch, self._position = batch.epoch, batch.position + self.subbatch
+            self._epoch, self._position = batch.epoch, batch.position + self._stride
             if self._position >= self.samples:
                 self._epoch, self._position = batch.epoch + 1, 0
-            if len(batch.labels):
+            if len(batch.labels) or self._union:
                 return batch
         raise ValueError(f"loader: expected a readable image in {self.samples} samples, got none")
 
@@ -146,8 +153,9 @@ class Loader:
         epoch, first = self._epoch, self._position
         while self.epochs is None or epoch < self.epochs:
             order = epoch_order(len(self.split), epoch, **self._order)  # type: ignore[arg-type]
-            for position in range(first, len(order), self.subbatch):
-                yield _Ticket(order[position : position + self.subbatch], epoch, position)
+            for position in range(first, len(order), self._stride):
+                start = position + self._first
+                yield _Ticket(order[start : start + self.subbatch], epoch, position)
             epoch, first = epoch + 1, 0
 
     def _read(self, ticket: _Ticket, buffer: np.ndarray) -> Batch:

@@ -60,10 +60,19 @@ OTHER = {
     "device": "host:3", "device_threads": 9, "conv_algo": "implicit", "math": "tf32", "workspace": 9,
     "out": "o",
     "resume": "auto", "log_every": 9, "profile": 4, "classes": 9, "limit": 9, "on_bad_image": "skip",
+    "algorithm": "sync", "devices": 2, "gradient_form": "sum", "max_staleness": 0, "staleness_lr": True,
+    "warmup_sync": 9, "min_gradients": 0, "check_every": 9, "save_every": 9, "diverged_at": 9.0, "stall": 9.0,
+    "deterministic": True, "inject": "x",
 }
 LOCAL = {"data_dir", "subbatch", "device", "device_threads", "conv_algo", "math", "workspace", "out",
-"log_every", "profile"}
-ESSENTIAL = {"net", "data", "classes", "limit", "image_size", "width", "subbatch", "optimizer", "seed"}
+"log_every", "profile", "devices", "inject"}
+ESSENTIAL = {"net", "data", "classes", "limit", "image_size", "width", "subbatch", "optimizer", "seed", "algorithm"}
+
+
+def knowing(option):
+    """A configuration whose algorithm knows `option`."""
+    only = TrainConfig.__dataclass_fields__[option].metadata.get("only", ("local",))
+    return TrainConfig("cnn-a", algorithm=only[-1], conv_algo="explicit")
 
 
 def test_every_option_is_covered_below():
@@ -72,7 +81,7 @@ def test_every_option_is_covered_below():
 
 @pytest.mark.parametrize("option", sorted(OTHER))
 def test_hash_sees_what_ranks_must_agree_on_and_nothing_else(option):
-    plain = TrainConfig("cnn-a")
+    plain = knowing(option)
     changed = dataclasses.replace(plain, **{option: OTHER[option]})
     assert (plain.hash() == changed.hash()) == (option in LOCAL)
 
@@ -84,8 +93,26 @@ def test_hash_does_not_depend_on_the_process():
 
 @pytest.mark.parametrize("option", sorted(OTHER))
 def test_changes_tell_essential_options_from_the_others(option):
-    saved = TrainConfig("cnn-a")
+    saved = knowing(option)
     now = dataclasses.replace(saved, **{option: OTHER[option]})
     expected = [(flag(option), getattr(saved, option), OTHER[option])]
     assert list(now.changes(saved, essential=option in ESSENTIAL)) == expected
     assert list(now.changes(saved, essential=option not in ESSENTIAL)) == []
+
+
+@pytest.mark.parametrize("algorithm, option, expected", [
+    ("local", "devices", "sync or sprint"), ("local", "deterministic", "sync or sprint"), ("local", "inject", "sync"),
+    ("local", "stall", "sync or sprint"), ("sync", "max_staleness", "sprint"), ("sync", "staleness_lr", "sprint"),
+    ("sync", "warmup_sync", "sprint"), ("sync", "min_gradients", "sprint"), ("sprint", "profile", "local")])
+def test_an_option_that_the_algorithm_does_not_know_is_refused(algorithm, option, expected):
+    with pytest.raises(UsageError) as error:
+        TrainConfig("cnn-a", algorithm=algorithm, conv_algo="explicit", **{option: OTHER[option]})
+    assert str(error.value).startswith(f"{flag(option)[2:]}: expected --algorithm {expected}")
+    assert str(error.value).endswith(f", got {algorithm}")
+
+
+def test_what_cannot_be_repeated_or_summed_is_refused():
+    with pytest.raises(UsageError, match="conv-algo: expected explicit or implicit with --deterministic"):
+        TrainConfig("cnn-a", algorithm="sprint", deterministic=True)
+    with pytest.raises(UsageError, match="optimizer: expected momentum or sgd with --algorithm sync, got adagrad"):
+        TrainConfig("cnn-a", algorithm="sync", optimizer="adagrad")

@@ -55,6 +55,23 @@ def test_all_ranks_together_see_every_sample_once_an_epoch(numbered, n, size, su
     assert sorted(seen[0]) == sorted(seen[1]) == list(range(n))
 
 
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 40), parts=st.lists(st.integers(1, 9), min_size=1, max_size=4), threads=st.integers(0, 2))
+def test_parts_of_a_union_make_up_the_batches_of_one_rank(numbered, n, parts, threads):
+    union = sum(parts)
+    with Loader(numbered(n), union, 3, epochs=2) as loader:
+        whole = steps(loader)
+    found = []
+    for k, part in enumerate(parts):
+        with Loader(numbered(n), part, 3, first=sum(parts[:k]), union=union, threads=threads, epochs=2) as loader:
+            found.append(steps(loader))
+            assert (loader.state()["epoch"], loader.state()["position"]) == (2, 0)
+    for batches in zip(*found, strict=True):
+        assert {batch[:2] for batch in batches} == {batches[0][:2]}
+    joined = [(*b[0][:2], [sample for part in b for sample in part[2]]) for b in zip(*found, strict=True)]
+    assert joined == whole
+
+
 def test_order_does_not_depend_on_threads(numbered):
     def uneven(first):
         return (first * 7919 % 5) / 1000  # seconds: later batches are often ready first
@@ -218,6 +235,8 @@ def test_nothing_readable_is_an_error_not_a_hang(numbered):
         (dict(rank=2, size=2), "rank 2, size 2"),
         (dict(rank=0, size=0), "rank 0, size 0"),
         (dict(size=11), "each of 11 ranks, got 10"),
+        (dict(first=3, union=6), "3 \\+ 4 of 6"),
+        (dict(first=-1), "-1 \\+ 4 of None"),
     ],
 )
 def test_arguments_out_of_range(numbered, arguments, message):
