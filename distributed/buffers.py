@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -143,6 +144,12 @@ class VersionedWeights:
             self._latest, self._previous, self._spare = self._spare, self._latest, self._previous
             self._published = Published(self._published.version + 1, samples, time.perf_counter())
             clock.lap("update_weights")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let nobody fetch or publish inside."""
+        with self._lock:
+            yield
 
     def delta(self, part: slice, out: np.ndarray) -> None:
         """Write the slice `part` of DeltaWeights, the last change of the weights, to `out` float32."""

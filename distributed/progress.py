@@ -80,7 +80,8 @@ def pack(tail: np.ndarray, deposits: list[Deposit], version: int, stop_signal: i
     """
     tail.fill(0.0)
     tail[SAMPLES] = sum(d.samples for d in deposits)
-    tail[LOSS] = sum(d.loss for d in deposits)
+    with np.errstate(over="ignore"):  # inf is what a loss beyond float32 should become
+        tail[LOSS] = sum(d.loss for d in deposits)
     tail[GRADIENTS] = len(deposits)
     tail[STALENESS] = sum(d.staleness for d in deposits)
     tail[STOPS], tail[SIGNALS] = stop_signal > 0, stop_signal

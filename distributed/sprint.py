@@ -13,9 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from .options import Options
 from .progress import Progress
 from .ranks import AgreedError, Comm, agree_signature, label
 from .record import Record
+from .saver import Save, Saver
 from .telemetry import Telemetry
 from .update import Updater
 from .watch import LOCAL, RANKS, DrilledWorker, Drills, Fault, Pulse, Watch, signals
@@ -33,8 +32,6 @@ from .worker_loop import WorkerLoop
 
 END_S = 5.0  # how long a failing or interrupted rank tries to end together with the others
 TICK_S = 0.02
-
-Save = Callable[[np.ndarray, np.ndarray, int, dict[str, Any]], None]
 
 
 class Interrupted(AgreedError):
@@ -60,29 +57,35 @@ class Sprint:
         weights, momentum: (n_params,) float32, copied. progress: where an earlier run stopped.
         save(weights, momentum, version, state) is called on every rank, by the main thread: every
         `save_every` updates with the same version everywhere, and with the last published one when the run
-        fails. `state` has this rank's worker states, as of the last gradient in that version.
+        fails (after a signal to one of several ranks in a forked child, so it must only write files).
+        `state` has this rank's worker states, as of the last gradient in that version.
         record: folder of the log that Replay reads.
         """
-        self.comm, self.options, self.progress = comm, options, progress or Progress()
-        self.weights = VersionedWeights(weights, momentum, self.progress.version, self.progress.samples)
+        start = progress or Progress()
+        self.comm, self.options = comm, options
+        self.weights = VersionedWeights(weights, momentum, start.version, start.samples)
         self.telemetry = Telemetry(len(workers))
         self._drills = Drills(list(faults), comm.ids[comm.rank])
         self._workers = [self._drilled(worker, t) for t, worker in enumerate(workers)]
-        self._buffers = [GradientBuffer(weights.size, self.progress.version) for _ in workers]
+        self._buffers = [GradientBuffer(weights.size, start.version) for _ in workers]
         self._gate = Gate([b.filled for b in self._buffers], options.bound, options.min_gradients)
         self._watch = Watch(comm, options.stall_s)
-        self._save, self._config_hash = save, config_hash
-        self._record = None if record is None else Record(record, comm.ids[comm.rank], comm.ids,
-                                                          self.progress.version)
-        self._updater = Updater(comm, self.weights, self._buffers, options, self.telemetry, self.progress,
-                                self._record, self._redivide)
+        self._config_hash, self._keep_states = config_hash, save is not None
+        self._record = None if record is None else Record(record, comm.ids[comm.rank], comm.ids, start.version)
+        self._updater = Updater(comm, self.weights, self._buffers, options, self.telemetry, start, self._record,
+                                self._redivide)
         self._loops = [WorkerLoop(t, worker, self.weights, self._buffers[t], self._gate, options,
-                                  self.telemetry.worker_clocks[t], save is not None)
+                                  self.telemetry.worker_clocks[t], self._keep_states)
                        for t, worker in enumerate(self._workers)]
+        self._saver = Saver(comm, self._updater, save)
         self._divisions = 0  # how often the data have been divided anew
-        self._applied: list[dict[str, Any]] = []
         self._agreed = False
         self._reset(0)
+
+    @property
+    def progress(self) -> Progress:
+        """Of the whole job, as of the last published version."""
+        return self._updater.progress
 
     def _drilled(self, worker: GradientWorker, index: int) -> GradientWorker:
         if not self._drills.open:
@@ -93,10 +96,8 @@ class Sprint:
         self._goal = samples
         self._worker_errors: list[BaseException] = []
         self._update_error: BaseException | None = None
-        self._snapshot: tuple[Any, ...] | None = None
         self._signal = self._updater.stop_signal = 0
         self._deadline = 0.0  # moment by which a rank in trouble must have ended with the others
-        self._rescued = -1  # version of the last emergency checkpoint
         self._threads: list[threading.Thread] = []
 
     def start(self, samples: int) -> None:
@@ -108,7 +109,7 @@ class Sprint:
         self.comm.ended = False
         if not self._agreed:
             agree_signature(self.comm, self._config_hash, self.weights.n_params, self.progress.version)
-            self._applied = [w.state() for w in self._workers] if self._save else [{} for _ in self._workers]
+            self._updater.states = [w.state() if self._keep_states else {} for w in self._workers]
             self._agreed = True
         self._gate.open(self.progress.version)
         self._watch.pulses.clear()
@@ -169,13 +170,10 @@ class Sprint:
         pulse.enter("wait for gradients", update, LOCAL)
         self._gate.hold(update)
         clock.lap("wait")
-        deposits = self._updater.step(pulse, lambda: self._drills.before_exchange(update))
+        self._updater.step(pulse, lambda: self._drills.before_exchange(update))
         clock.finish()
-        self.progress = self._updater.progress
-        for deposit in deposits:
-            self._applied[deposit.worker] = deposit.state or {}
-        if self._save and self.options.save_every and update % self.options.save_every == 0:
-            self._snapshot = self._take_snapshot()
+        if self.options.save_every and update % self.options.save_every == 0:
+            self._saver.keep()
         last = self._over()
         self._gate.published(update, last)
         return last
@@ -211,20 +209,20 @@ class Sprint:
                     if tick:
                         tick(self.progress)
                     next(t for t in self._threads if t.is_alive() or t is self._threads[-1]).join(TICK_S)
-                self._save_due()
+                self._saver.save_kept()
             self._raise_outcome()
         except BaseException:
-            self._rescue()
+            self._saver.rescue()
             raise
         return self.progress
 
     def _look_round(self) -> None:
         self._watch.check()
-        self._save_due()
+        self._saver.save_kept()
         if self._signal and not self._deadline:
             self._deadline = time.monotonic() + END_S
             self._gate.hurry()
-            self._rescue()  # whoever sent the signal may give no more time
+            self._saver.rescue_detached()
         if self._update_error and not self.comm.ended:
             raise self._update_error
         if self._deadline and time.monotonic() > self._deadline and not self.comm.ended:
@@ -255,29 +253,9 @@ class Sprint:
         """
         self._updater.survive()
 
-    # checkpoints
-
-    def _take_snapshot(self) -> tuple[Any, ...]:
-        weights, momentum, published = self.weights.snapshot()
-        state = {"rank": self.comm.ids[self.comm.rank], "progress": asdict(self.progress),
-                 "workers": list(self._applied)}
-        return weights, momentum, published.version, state
-
-    def _save_due(self) -> None:
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot and self._save:
-            self._save(*snapshot)
-
     def checkpoint(self) -> None:
         """Save the last published version; between segments."""
-        if self._save:
-            self._save(*self._take_snapshot())
-
-    def _rescue(self) -> None:
-        """Save the last published version, if that is not done."""
-        if self._rescued != self.weights.published.version:
-            self._rescued = self.weights.published.version
-            self.checkpoint()
+        self._saver.save()
 
     def close(self) -> None:
         """Close the workers and the record."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,8 @@ class Updater:
                  redivide: Callable[[int, int, int], None] = lambda share, shares, samples: None) -> None:
         self.comm, self.weights, self.buffers, self.options = comm, weights, buffers, options
         self.progress = progress
+        self.states: list[dict[str, Any]] = [{} for _ in buffers]  # of the workers, after their last gradient in it
+        self.books = threading.Lock()  # published weights, progress and states change together under it
         self.stop_signal = 0  # what asked this rank for the end
         self.failed = False  # a worker of this rank has failed
         self._telemetry, self._clock = telemetry, telemetry.update_clock
@@ -68,7 +72,8 @@ class Updater:
             pass
         pulse.enter("publish weights", update)
         try:
-            return self._publish()
+            with self.books:
+                return self._publish()
         except AgreedError:
             self._refused = True
             raise
@@ -158,7 +163,9 @@ class Updater:
         update = self.weights.published.version + 1
         after = self.progress.after(recv[self._n:], self._checks(update))
         why = after.diverged(self.options.diverged_at)
-        if not np.isfinite(np.dot(recv[:self._n], recv[:self._n])):
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = np.dot(recv[:self._n], recv[:self._n])
+        if not np.isfinite(square):
             why = why or "the weights would not be finite (or their squares overflow)"
         if why:
             raise AgreedError(self._divergence(why, after))
@@ -166,6 +173,8 @@ class Updater:
         self._clock.lap("update_momentum")
         self.weights.publish(after.samples, self._clock)
         self.progress = after
+        for deposit in self._deposits:
+            self.states[deposit.worker] = deposit.state or {}
         self._telemetry.used(self._deposits, after.minibatch)
         if self._recovery and update >= self._recovery.first:  # now all know the same number of samples
             self._redivide(self._recovery.share, self._recovery.shares, after.samples)
@@ -178,6 +187,12 @@ class Updater:
         return (f"diverged: {why} at update {after.version} ({after.samples} samples); staleness {after.staleness:.2f} "
                 f"on average over {after.gradients} gradients (at most {mine} on {label(self.comm)}), mini-batch "
                 f"{batch:.1f}; lower the rate, or use --staleness-lr, --max-staleness or --warmup-sync")
+
+    def snapshot(self) -> tuple[np.ndarray, np.ndarray, Progress, list[dict[str, Any]]]:
+        """Return copies of weights and momentum, (n_params,) float32, with the progress and states they belong to."""
+        with self.books:
+            weights, momentum, _ = self.weights.snapshot()
+            return weights, momentum, self.progress, list(self.states)
 
     def finish(self) -> None:
         """Leave together: no rank goes before all living ones have published the last update."""

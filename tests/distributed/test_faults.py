@@ -93,6 +93,18 @@ def test_kill_9_without_ulfm_ends_all_ranks_with_a_checkpoint(mpirun, tmp_path, 
     assert checkpoint(tmp_path, 1 - victim)[1] == 49
 
 
+@pytest.mark.slow
+def test_kill_9_without_ulfm_saves_a_large_network_too(mpirun, tmp_path):
+    """160 MB, which mpirun's 0.25 s between SIGTERM and SIGKILL do not allow."""
+    done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 10**8, "--delay", 0.002, "--params", 20_000_000,
+                  "--inject", "kill-rank=1@update=8", limit_s=40.0)
+    assert done.code != 0 and all_gone(pids(tmp_path, 2))
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "checkpoint-rank0.npz").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    check_saved(tmp_path, 0)
+
+
 def test_a_gradient_that_is_not_a_number_stops_all_ranks_before_it_is_published(mpirun, tmp_path):
     done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 10**8, "--delay", 0.002, "--inject",
                   "nan-grad=1@update=30")
