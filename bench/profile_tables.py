@@ -13,9 +13,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ..engine.tracefile import TraceFile
 from .ceilings import Ceilings
 from .profile import Profile, Row
-from .trace import Step, TraceFile
+from .trace import Step
 
 TRACED_STEPS = 20  # steps of a trace file at most
 SCHEMA = 1

@@ -14,8 +14,9 @@ from sprint.bench import profile_tables
 from sprint.bench.ceilings import Ceilings
 from sprint.bench.profile import cost, observe, profile
 from sprint.bench.profiler import open_step
-from sprint.bench.trace import EVENT_LIMIT, Call, TracedDevice, TraceFile
+from sprint.bench.trace import Call, TracedDevice
 from sprint.engine import nets
+from sprint.engine.tracefile import EVENT_LIMIT, TraceFile
 from sprint.kernels import activation
 from sprint.kernels.conv_shape import ConvShape
 from sprint.kernels.host import HostDevice
