@@ -144,7 +144,7 @@ def _row(key: tuple[str, ...], events: list[Event], sums: np.ndarray, step_ms: f
 def cost(call: Call) -> Cost:
     """Bytes and operations of a call; those of a range that launched nothing are zero."""
     if call.family == "native":
-        return _native_cost(call.kernel, *call.arguments[0])
+        return _product_cost(*call.arguments[0]) if call.kernel == "sgemm" else _convolution_cost(*call.arguments[0])
     if call.family == "gemm" and call.kernel == "sgemm":
         a, b, c, trans_a, _, beta = call.arguments
         k = a.shape[0] if trans_a else a.shape[1]
@@ -160,7 +160,11 @@ def cost(call: Call) -> Cost:
 _signatures = functools.cache(source.signatures)
 
 
-def _native_cost(kernel: str, shape: ConvShape, pool: int) -> Cost:
+def _product_cost(m: int, n: int, k: int) -> Cost:
+    return Cost(4 * (m * k + k * n + m * n), 2 * m * n * k)
+
+
+def _convolution_cost(shape: ConvShape, pool: int) -> Cost:
     """A convolution of the host's library: x, w and the pooled y or dy once each."""
     x, w, y = math.prod(shape.x), math.prod(shape.w), math.prod(shape.y) // pool**2
     return Cost(4 * (x + w + y), 2 * shape.macs)

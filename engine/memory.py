@@ -11,7 +11,7 @@ from .fusion import Stage, fuse, scratch_sizes
 from .layers import MaxPool2D, NetSpec
 from .optim import STATE_BUFFERS
 from .params import flat_length
-from .stages import plan_conv
+from .stages import plan_conv, plan_dense
 
 FLOAT_BYTES = 4
 
@@ -44,8 +44,10 @@ def plan(spec: NetSpec, device: Device, subbatch: int, *, conv_algo: str = "auto
     kept = sum(s.out_size for s in stages[:-1] if s.keeps_output)
     activations = FLOAT_BYTES * subbatch * (kept + sum(scratch_sizes(stages)))
     arguments = sum(subbatch * s.out_size * _argument_bytes(s) for s in stages)
-    workspace = max((plan_conv(s, device, subbatch, conv_algo, workspace_bytes).workspace_bytes() for s in stages
-                     if s.kind == "conv"), default=0)
+    needs = [plan_conv(s, device, subbatch, conv_algo, workspace_bytes).workspace_bytes() for s in stages
+             if s.kind == "conv"]
+    needs += [plan_dense(s, device, subbatch).workspace_bytes() for s in stages if s.kind == "dense"]
+    workspace = max(needs, default=0)
     pixels = math.prod(spec.in_shape)
     images = subbatch * pixels * (FLOAT_BYTES + 1)
     return MemoryPlan(flat, flat, flat * STATE_BUFFERS[optimizer], activations + arguments, workspace, images)

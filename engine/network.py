@@ -12,7 +12,7 @@ from ..kernels.device import Array, Device
 from .fusion import fuse, scratch_sizes
 from .layers import NetSpec
 from .params import Params, he_initial
-from .stages import Context, ConvStage, LossStage, open_stage
+from .stages import Context, ConvStage, DenseStage, LossStage, open_stage
 
 # Max-pooling lets activations grow past He's estimate; with full weights in the last layer training would start from
 # confident nonsense, at a loss far above log(classes).
@@ -55,7 +55,8 @@ class Network:
         self._last_n = 0
 
     def _workspace_bytes(self) -> int:
-        return max((s.workspace_bytes(self.subbatch) for s in self.stages if isinstance(s, ConvStage)), default=0)
+        users = [stage for stage in self.stages if isinstance(stage, (ConvStage, DenseStage))]
+        return max((stage.workspace_bytes(self.subbatch) for stage in users), default=0)
 
     def _make_views(self, n: int) -> _Views:
         def view(buffer: Array, shape: tuple[int, int, int]) -> Array:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import activation, bias, dropout, pool, softmax
+from ..kernels import activation, dropout, pool, softmax
 from ..kernels.conv import Conv
 from ..kernels.conv_shape import ConvShape
+from ..kernels.dense import Dense
 from ..kernels.device import Array, Device
 from ..kernels.im2col import col2im, im2col
 from .fusion import Stage
@@ -118,20 +119,30 @@ class DenseStage:
         self.stage, self.device = stage, context.device
         self.w, self.b = context.weights.views[f"{stage.name}.w"], context.weights.views[f"{stage.name}.b"]
         self.dw, self.db = context.grads.views[f"{stage.name}.w"], context.grads.views[f"{stage.name}.b"]
+        self.plans: dict[int, Dense] = {}
+
+    def plan(self, n: int) -> Dense:
+        """The planned products of n samples."""
+        if n not in self.plans:
+            self.plans[n] = plan_dense(self.stage, self.device, n)
+        return self.plans[n]
+
+    def workspace_bytes(self, n: int) -> int:
+        """Bytes of workspace for n samples."""
+        return self.plan(n).workspace_bytes()
 
     def forward(self, x: Array, y: Array, workspace: Array, train: bool) -> None:
         x, y = _matrix(x), _matrix(y)
-        self.device.sgemm(self.w, x, y)
-        (bias.bias_relu if self.stage.relu else bias.add_bias)(self.device, y, self.b)
+        self.plan(x.shape[1]).forward(x, self.w, self.b, y, self.stage.relu, workspace)
 
     def backward(self, x: Array, y: Array, dy: Array, dx: Array | None, workspace: Array) -> None:
-        x, y, dy = _matrix(x), _matrix(y), _matrix(dy)
-        if self.stage.relu:
-            activation.relu_backward(self.device, y, dy, dy)
-        self.device.sgemm(dy, x, self.dw, trans_b=True)
-        bias.bias_gradient(self.device, dy, self.db)
-        if dx is not None:
-            self.device.sgemm(self.w, dy, _matrix(dx), trans_a=True)
+        x, y, dy, dx = _matrix(x), _matrix(y), _matrix(dy), None if dx is None else _matrix(dx)
+        self.plan(x.shape[1]).backward(x, self.w, y, dy, self.dw, self.db, dx, self.stage.relu, workspace)
+
+
+def plan_dense(stage: Stage, device: Device, n: int) -> Dense:
+    """The dense op of a dense stage for n samples."""
+    return Dense(device, stage.out_shape[0], stage.in_shape[0], n)
 
 
 def _matrix(x: Array) -> Array:
