@@ -2,8 +2,9 @@
 //
 //   GRID_STRIDE_LOOP(i, n)         i = 0..n-1, independent items
 //   ROW_LOOP(row, i, rows, cols)   the same over a rows x cols matrix; what depends on `row` alone is hoisted
-//   RUN_LOOP(row, run, rows, cols, line)  the same, but a thread has a run of neighbouring items: one on CUDA, up to RUN on
-//                                  the host, so that loops over taps or rows stay outside of those that vectorise; a run
+//   RUN_LOOP(row, run, rows, cols, line)
+//                                  the same, but a thread has a run of neighbouring items: one on CUDA, up to RUN on the
+//                                  host, so that loops over taps or rows stay outside of those that vectorise; a run
 //                                  breaks no line of `line` items that could be whole
 //   EACH_LINE(n, p, run, P, Q)     where a row is made of planes of P lines of Q items: the lines that the run touches,
 //                                  line p of plane n
@@ -41,7 +42,7 @@ struct Run {
 #define RUN_LOOP(row, run, rows, cols, line) \
   ROW_LOOP(row, run##_begin, rows, cols) if (const Run run{run##_begin}; true)
 #define EACH_LINE(n, p, run, P, Q) if (const i64 line_ = run.begin / (Q), n = line_ / (P), p = line_ - n * (P); true)
-#define EACH(i, run, lo, hi)                                    \
+#define EACH(i, run, lo, hi)                            \
   if (const i64 i = run.begin; i < (lo) || i >= (hi)) { \
   } else  // so that an else behind the statement is not taken for this if's
 __device__ inline float* begin_run(float*, Run, float* local) { return local; }

@@ -44,8 +44,8 @@ static inline bool stream_end() {
 // The items are independent (common.cuh says so), hence ivdep: an output may be an input, in place, and still vectorise.
 #define SPRINT_PRAGMA(text) _Pragma(#text)
 #define INDEPENDENT SPRINT_PRAGMA(GCC ivdep)
-#define GRID_STRIDE_LOOP(i, n)                                          \
-  INDEPENDENT for (i64 i = range_begin((n), sprint_block, sprint_grid), \
+#define GRID_STRIDE_LOOP(i, n)                                                \
+  INDEPENDENT for (i64 i = range_begin((n), sprint_block, sprint_grid),       \
                    i##_end = range_begin((n), sprint_block + 1, sprint_grid); \
                    i < i##_end; ++i)
 #define ROW_LOOP(row_, i, rows, cols)                                              \
@@ -73,9 +73,9 @@ static inline float block_max(float v) { return v; }
   for (i64 total_ = (i64)(rows) * (cols), flat_ = range_begin(total_, sprint_block, sprint_grid), \
            end_ = range_begin(total_, sprint_block + 1, sprint_grid);                             \
        flat_ < end_ || stream_end();)                                                             \
-    if (const Run run = next_run(flat_, end_, (cols), (line), total_); true)                              \
+    if (const Run run = next_run(flat_, end_, (cols), (line), total_); true)                      \
       if (const i64 row_ = run.row; flat_ += run.end - run.begin, true)
-#define EACH_LINE(n, p, run, P, Q)                                                           \
+#define EACH_LINE(n, p, run, P, Q)                                                               \
   for (i64 line_ = run.begin / (Q), n = line_ / (P), p = line_ - n * (P); line_ * (Q) < run.end; \
        ++line_, p = p + 1 < (P) ? p + 1 : (++n, 0))
 #define EACH(i, run, lo, hi) \

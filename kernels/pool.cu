@@ -37,12 +37,12 @@ __device__ inline void pool(const float* __restrict__ x, float* __restrict__ y, 
   }
 }
 
-// dx[h,w] = sum of dy of the windows whose maximum is (h,w); with `relu`, only of those whose maximum `pooled` is positive:
-// the gradient of a ReLU before the pool in the same pass. Item t of a line stands for the sw elements w = t*sw + u - pw;
-// those of equal u lie under the same columns s = u, u+sw, ... of the windows q = t, t-1, ...
-// The gradient passes through a ReLU before the pool where its maximum is positive. Without one, nothing is below NaN.
+// With `relu`, the gradient of a ReLU before the pool is taken in the same pass: dy counts unless the window's maximum
+// `pooled` is at or below this value. Without one nothing is: nothing compares with NaN.
 __device__ inline float gate(int relu) { return relu ? 0.f : NAN; }
 
+// dx[h,w] = sum of dy of the windows whose maximum is (h,w). Item t of a line stands for the sw elements
+// w = t*sw + u - pw; those of equal u lie under the same columns s = u, u+sw, ... of the windows q = t, t-1, ...
 template <class Index>
 __device__ inline void unpool(const float* __restrict__ dy, const Index* __restrict__ arg, const float* __restrict__ pooled,
                               float* __restrict__ dx, int relu, i64 planes, i64 H, i64 W, i64 P, i64 Q, i64 R, i64 S,
@@ -99,7 +99,11 @@ extern "C" __global__ void max_pool_backward_int(const float* __restrict__ dy, c
   unpool(dy, arg, pooled, dx, relu, planes, H, W, P, Q, R, S, sh, sw, ph, pw);
 }
 
-// Windows of 2x2, stride 2, no pad: nothing overlaps, so that a window is read and written at once.
+// 1 if v cannot be the maximum: it is a number, and there is a greater one or a NaN.
+__device__ inline int loses(float v, float most, bool nan) { return (v == v) & ((v != most) | nan); }
+
+// Windows of 2x2, stride 2, no pad: nothing overlaps, so that a window is read and written at once. The upper line is set
+// aside before the lower one is read: memory is fastest when it is read in order.
 extern "C" __global__ void max_pool_2x2(const float* __restrict__ x, float* __restrict__ y,
                                         unsigned char* __restrict__ arg, i64 planes, i64 H, i64 W, i64 P, i64 Q) {
   RUN_LOOP(all, run, 1, planes * P * Q, Q) {
@@ -113,10 +117,9 @@ extern "C" __global__ void max_pool_2x2(const float* __restrict__ x, float* __re
         const float a = left[i - run.begin], b = right[i - run.begin], c = below[2 * (i - q0)], d = below[2 * (i - q0) + 1];
         const float ac = c > a ? c : a, bd = d > b ? d : b, most = bd > ac ? bd : ac;
         const bool nan = (a != a) | (b != b) | (c != c) | (d != d);
-        const int not_a = (a == a) & ((a != most) | nan), not_b = (b == b) & ((b != most) | nan),
-                  not_c = (c == c) & ((c != most) | nan);
+        const int not_a = loses(a, most, nan), not_b = not_a & loses(b, most, nan), not_c = not_b & loses(c, most, nan);
         y[i] = nan ? NAN : most;
-        where[i - run.begin] = not_a + (not_a & not_b) + (not_a & not_b & not_c);
+        where[i - run.begin] = not_a + not_b + not_c;
       }
     }
     EACH(i, run, 0, planes * P * Q) arg[i] = (unsigned char)where[i - run.begin];

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .conv_shape import Pair, expect_shape, output_extent
+from .conv_shape import SIZE_LIMIT, Pair, expect_shape, output_extent
 from .device import Array, Device, elements
 
 BYTE_WINDOW = 256  # the largest window whose indices fit one byte
@@ -21,6 +21,8 @@ def pooled_shape(x: tuple[int, ...], window: Pair, stride: Pair,
         raise ValueError(f"max_pool: expected x(C,N,H,W), got shape {tuple(x)}")
     P = output_extent("max_pool", "height", x[2], window[0], stride[0], pad[0])
     Q = output_extent("max_pool", "width", x[3], window[1], stride[1], pad[1])
+    if window[0] * window[1] > SIZE_LIMIT:
+        raise ValueError(f"max_pool: expected a window of at most {SIZE_LIMIT} elements, got {tuple(window)}")
     if pad[0] >= window[0] or pad[1] >= window[1]:
         raise ValueError(f"max_pool: expected pad less than the window {tuple(window)}, got {tuple(pad)}")
     return x[0], x[1], P, Q

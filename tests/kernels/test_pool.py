@@ -214,6 +214,11 @@ def test_absurd_extents_are_refused_before_any_launch(device, forbid_launch, win
         pool.max_pool_backward(device, y, arg, x, window, stride, pad)
 
 
+def test_a_window_whose_indices_do_not_fit_is_refused():
+    with pytest.raises(ValueError, match="max_pool: expected a window of at most 2147483647 elements"):
+        pool.pooled_shape((1, 1, 2**16, 2**16), (2**16, 2**16), (1, 1))
+
+
 def test_wrong_arrays_are_refused(fast):
     x, y, arg = np.ones((2, 3, 4, 9), F), np.ones((2, 3, 2, 4), F), np.zeros((2, 3, 2, 4), np.uint8)
     square = (2, 2), (2, 2)
