@@ -80,7 +80,7 @@ class Sprint:
         self._saver = Saver(comm, self._updater, save)
         self._divisions = 0  # how often the data have been divided anew
         self._agreed = False
-        self._reset(0)
+        self._reset(0, None)
 
     @property
     def progress(self) -> Progress:
@@ -92,20 +92,21 @@ class Sprint:
             return worker
         return DrilledWorker(worker, self._drills, index, lambda: self.weights.published.version + 1)
 
-    def _reset(self, samples: int) -> None:
-        self._goal = samples
+    def _reset(self, samples: int, updates: int | None) -> None:
+        self._goal, self._last = samples, updates
         self._worker_errors: list[BaseException] = []
         self._update_error: BaseException | None = None
         self._signal = self._updater.stop_signal = 0
         self._deadline = 0.0  # moment by which a rank in trouble must have ended with the others
         self._threads: list[threading.Thread] = []
 
-    def start(self, samples: int) -> None:
+    def start(self, samples: int, updates: int | None = None) -> None:
         """Start the threads; they end, on all ranks after the same update, when `samples` are used in all.
 
+        updates: or when so many are made in all, if that is earlier.
         Raises AgreedError on every rank if their configuration, parameters or versions differ.
         """
-        self._reset(samples)
+        self._reset(samples, updates)
         self.comm.ended = False
         if not self._agreed:
             agree_signature(self.comm, self._config_hash, self.weights.n_params, self.progress.version)
@@ -180,6 +181,8 @@ class Sprint:
 
     def _over(self) -> bool:
         at = self.progress
+        if self._last is not None and at.version >= self._last:
+            return True
         return at.samples >= self._goal or at.stop_signal > 0 or at.failed_rank != -1
 
     def _leave_together(self, pulse: Pulse) -> None:
@@ -246,12 +249,13 @@ class Sprint:
         if number:
             raise Interrupted(f"{where}: {signal.Signals(number).name}", number)
 
-    def survive(self) -> None:
+    def survive(self, announce: bool = True) -> None:
         """After RankFailed in a collective of the main thread, between segments: go on with the living ranks.
 
         All of them come here or to the same recovery in the next segment; then the collective is made again.
+        `announce`: False where agree() has told this rank of the death.
         """
-        self._updater.survive()
+        self._updater.survive(announce)
 
     def checkpoint(self) -> None:
         """Save the last published version; between segments."""
