@@ -79,14 +79,14 @@ def _table(results: Sequence[Result], width: int) -> Table:
 
 def _cells(result: Result) -> dict[str, str]:
     spread, calls = result.spread, result.case.calls
-    assert result.times is not None and result.peer is not None
+    assert result.times is not None and result.library is not None
     return {"problem": result.case.problem.text, "block": "" if result.block is None else str(result.block),
             "calls": "" if calls is None else str(calls),
             "ms": _ms(spread.median), "min": _ms(spread.least), "MAD": _ms(spread.mad), "n": str(spread.repeats),
             "launch": "-" if result.launch_ms is None else _ms(result.launch_ms), "first": _ms(result.times.first),
             "MB": _ms(result.case.bytes_moved / 1e6), "GB/s": f"{result.gb_per_s:.1f}",
             "GFLOP/s": f"{result.gflop_per_s:.1f}", "% ceiling": _percent(result),
-            "x library": f"{result.ratio:.2f} {result.peer[0].split()[0]}"}
+            "x library": f"{result.ratio:.2f} {result.library[0].split()[0]}"}
 
 
 def _ms(value: float) -> str:
@@ -104,10 +104,10 @@ def markdown(results: Sequence[Result], machine: dict[str, Any], ceilings: Ceili
     lines = [f"`{command}` on {machine['device']}, sprint {machine['sprint']}; {ceilings_line(ceilings)}.", "",
              "| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for result in results:
-        if result.times and result.peer:
+        if result.times and result.library:
             row = _cells(result)
             cells = [row["ms"], row["MAD"], row["n"], row["GB/s"], row["GFLOP/s"], row["% ceiling"]]
             block = "" if result.block is None else f" block {result.block}"
-            ratio = f"{result.ratio:.2f} ({result.peer[0]})"
+            ratio = f"{result.ratio:.2f} ({result.library[0]})"
             lines.append(f"| `{result.case.problem}`{block} | {' | '.join(cells)} | {ratio} |")
     return "\n".join([*lines, "", NOTES])

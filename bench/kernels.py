@@ -12,8 +12,8 @@ from ..kernels.device import Array, Device
 from .ceilings import BUSY, MARGIN, Ceilings, MeasuringError, measure_ceilings, wall_seconds
 from .checking import Checked, WrongResult, check
 from .dry import DryDevice
+from .library import open_library
 from .op import Case
-from .peers import open_peer
 from .timing import Flush, Spread, Times, measure
 
 SETS, FEW_SETS, LARGE_BYTES = 3, 2, 256 << 20  # sets of arrays in rotation; fewer of large ones
@@ -37,7 +37,7 @@ class Result:
     """What came of one case. status 'ok': timed; 'checked': right, not timed; else `note` says why there is no time.
 
     worst: largest error as a share of its tolerance; launch_ms: of the calling thread, without the kernel itself;
-    peer: the library and its milliseconds in the same rounds.
+    library: its name and its milliseconds in the same rounds.
     """
 
     case: Case
@@ -47,7 +47,7 @@ class Result:
     worst: float | None = None
     times: Times | None = None
     launch_ms: float | None = None
-    peer: tuple[str, Spread] | None = None
+    library: tuple[str, Spread] | None = None
     ceilings: Ceilings | None = None
 
     @property
@@ -81,8 +81,8 @@ class Result:
     @property
     def ratio(self) -> float:
         """How many times faster than the library, by medians."""
-        assert self.peer is not None
-        return self.peer[1].median / self.spread.median
+        assert self.library is not None
+        return self.library[1].median / self.spread.median
 
     def plain(self) -> dict[str, Any]:
         """Fit for JSON."""
@@ -93,12 +93,12 @@ class Result:
         return {**facts, **(self._measured() if self.times else {})}
 
     def _measured(self) -> dict[str, Any]:
-        assert self.times is not None and self.peer is not None
+        assert self.times is not None and self.library is not None
         return {"device_ms": asdict(self.spread), "samples_ms": self.times.device.tolist(),
                 "launch_ms": self.launch_ms, "call_ms": asdict(Spread.of(self.times.launch)),
                 "first_ms": self.times.first, "gb_per_s": self.gb_per_s, "gflop_per_s": self.gflop_per_s,
                 "limit": self.limit, "percent_of_ceiling": self.percent,
-                "library": {"name": self.peer[0], **asdict(self.peer[1])}, "times_library": self.ratio}
+                "library": {"name": self.library[0], **asdict(self.library[1])}, "times_library": self.ratio}
 
 
 class Blocked:
@@ -155,14 +155,14 @@ class Bench:
     def _timed(self, case: Case, block: int | None, checked: Checked) -> Result:
         assert self.ceilings is not None and self._flush is not None
         sets = _copies(self.device, checked.arrays, FEW_SETS if case.nbytes > LARGE_BYTES else SETS)
-        library, peer = open_peer(self.device, case)
-        calls = [lambda number: checked.run(sets[number % len(sets)]), peer]
-        times, peer_times = measure(self.device, calls, self._flush, seconds=self.settings.seconds,
-                                    repeats=self.settings.repeats)
+        name, library = open_library(self.device, case)
+        calls = [lambda number: checked.run(sets[number % len(sets)]), library]
+        times, library_times = measure(self.device, calls, self._flush, seconds=self.settings.seconds,
+                                       repeats=self.settings.repeats)
         self._refuse_impossible(case, times, checked)
         launch = host_launch_ms(self.device, case, checked.arrays) if self.device.kind == "host" \
             else float(np.median(times.launch))
-        return Result(case, block, "ok", "", checked.worst, times, launch, (library, Spread.of(peer_times.device)),
+        return Result(case, block, "ok", "", checked.worst, times, launch, (name, Spread.of(library_times.device)),
                       self.ceilings)
 
     def _refuse_impossible(self, case: Case, times: Times, checked: Checked) -> None:

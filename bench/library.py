@@ -12,10 +12,10 @@ from ..kernels.device import Array, Device
 from .copies import numpy_copy
 from .op import Case, Product
 
-Peer = Callable[[int], None]
+Call = Callable[[int], None]
 
 
-def open_peer(device: Device, case: Case) -> tuple[str, Peer]:
+def open_library(device: Device, case: Case) -> tuple[str, Call]:
     """(name, call) of the library's way to do the work of `case` on the same device."""
     if case.op.product:
         return ("cuBLAS" if device.kind == "cuda" else "BLAS"), _product(device, case.op.product(case.problem))
@@ -24,7 +24,7 @@ def open_peer(device: Device, case: Case) -> tuple[str, Peer]:
     return "NumPy copy", _copy(device, case.bytes_moved)
 
 
-def _copy(device: Device, bytes_moved: int) -> Peer:
+def _copy(device: Device, bytes_moved: int) -> Call:
     """Half of the bytes read, half of them written."""
     source, target = (device.zeros(max(1, bytes_moved // 8)) for _ in range(2))
     if device.kind == "cuda":
@@ -33,7 +33,7 @@ def _copy(device: Device, bytes_moved: int) -> Peer:
     return lambda number: copy()
 
 
-def _product(device: Device, p: Product) -> Peer:
+def _product(device: Device, p: Product) -> Call:
     """The product in `parts` along its long axis, as many columns at a time as an explicit convolution would take."""
     along_k = p.trans_b and p.parts > 1
     long = p.k if along_k else p.n
