@@ -169,6 +169,7 @@ class Fake:
     def __init__(self, devices):
         self.devices, self.local, self.streams, self.fault = devices, threading.local(), {}, ""
         self.launches, self.compiled, self.memory, self.math_modes, self.handles = [], [], [], {}, 0
+        self.ranges = []  # labels of NVTX ranges as they begin, None where one ends
         self.memory_limit = 1 << 30
 
     def device(self):
@@ -242,6 +243,7 @@ def install(monkeypatch, devices=2):
         driver=SimpleNamespace(CUDADriverError=CUDARuntimeError),
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         compiler=SimpleNamespace(CompileException=CompileException),
+        nvtx=SimpleNamespace(RangePush=FAKE.ranges.append, RangePop=lambda: FAKE.ranges.append(None)),
         runtime=SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError, getDeviceCount=lambda: FAKE.devices, setDevice=FAKE.set_device,
             getDevice=FAKE.device, memGetInfo=lambda: (1 << 30, 2 << 30), memcpyAsync=FAKE.memcpy,

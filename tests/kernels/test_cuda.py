@@ -177,6 +177,19 @@ def test_uploads_keep_shape_and_dtype(gpu):
         assert result.dtype == values.dtype and np.array_equal(result, values)
 
 
+def test_ranges_end_also_after_an_error(gpu, cupy):
+    with gpu.range("layer"), pytest.raises(ValueError, match="inside"), gpu.range("step"):
+        raise ValueError("inside")
+    assert cupy.ranges == ["layer", "step", None, None]
+
+
+def test_time_between_marks_is_that_of_the_stream(gpu):
+    x = gpu.zeros(4)
+    first = gpu.mark()
+    gpu.launch("update", "scale", elements(4), x, 2.0, 4)
+    assert 0 < gpu.elapsed_ms(first, gpu.mark()) < 60_000
+
+
 def test_zeros_and_memory(gpu):
     assert not gpu.download(gpu.zeros((3, 2), np.int32)).any()
     assert (gpu.memory().available, gpu.memory().total) == ((1 << 30) + (1 << 20), 2 << 30)

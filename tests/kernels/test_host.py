@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -81,23 +82,30 @@ def test_two_devices_in_two_threads(rng):
 
 
 def test_a_launch_lets_other_python_threads_run():
-    """The GIL is free while a kernel runs, so a loader can work meanwhile."""
-    x, device, count, running = np.ones(20_000_000, np.float32), HostDevice(threads=1), [0], threading.Event()
+    """The GIL is free while a kernel runs: another thread wakes up in the middle of a launch."""
+    x, device, wakes, stop = np.ones(40_000_000, np.float32), HostDevice(threads=1), [], threading.Event()
 
-    def ticks():
-        while not running.is_set():
-            count[0] += 1
+    def wake():
+        while not stop.wait(0.0005):
+            wakes.append(time.perf_counter())
 
-    device.launch("update", "scale", elements(1), x, 1.0, 1)
-    thread = threading.Thread(target=ticks)
+    def launch():
+        begin = time.perf_counter()
+        device.launch("update", "scale", elements(x.size), x, 1.0, x.size)
+        return begin, time.perf_counter()
+
+    alone = min(end - begin for begin, end in (launch() for _ in range(3)))
+    thread = threading.Thread(target=wake)
     thread.start()
     try:
-        before = count[0]
-        device.launch("update", "scale", elements(x.size), x, 1.0, x.size)
-        assert count[0] > before
+        for _ in range(50):
+            begin, _ = launch()
+            if any(begin + 0.2 * alone < moment < begin + 0.8 * alone for moment in wakes):
+                return
     finally:
-        running.set()
+        stop.set()
         thread.join()
+    pytest.fail(f"no wake-up in the middle of 50 launches of {1e3 * alone:.1f} ms")
 
 
 def test_explicit_tiles_need_barriers(fast):
