@@ -67,6 +67,13 @@ def test_every_element_is_kept_or_dropped_by_its_own_word(device, poison, count,
     np.testing.assert_allclose(y, np.where(kept, x.astype(float) / 0.75, 0), rtol=2e-7)
 
 
+def test_a_word_equal_to_the_threshold_is_kept(device, poison):
+    drawn, y = words(70, 3, 9), poison(70)
+    rate = drawn[13] / 2**32
+    ops.dropout(device, np.ones(70, F), y, 3, 9, rate)
+    assert ((y > 0) == (np.array(drawn) >= drawn[13])).all()
+
+
 @pytest.mark.parametrize("shape", [(3, 2, 5, 1), (7, 9), (130,)])
 def test_gradient_takes_the_same_mask(device, rng, poison, shape):
     x, dy = np.ones(shape, F), rng.standard_normal(shape).astype(F)
