@@ -90,7 +90,7 @@ class Network:
         """
         self._last_n = labels.size
         if labels.size == 0:
-            self.grads.flat.fill(0)
+            self.device.copy(self.grads.flat, self.device.zeros(self.grads.flat.shape))
             return
         logits = self.forward(x, train=True)
         views = self._views(labels.size)
