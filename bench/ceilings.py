@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import activation, reduce
+from ..kernels import reduce
 from ..kernels.conv_shape import ConvShape
 from ..kernels.device import Array, Device
 from ..kernels.im2col import im2col
-from .copies import numpy_copy
+from .copies import copies, numpy_copy
 
 CUDA_CACHE_BYTES = 128 << 20  # no GPU of today has a larger L2
 HOST_CACHE_BYTES = 32 << 20  # where the system does not tell
@@ -110,20 +110,15 @@ def measure_ceilings(device: Device, cache: int | None = None, product: int | No
 def _bandwidths(device: Device, array_bytes: int) -> dict[str, float]:
     """GB/s of every way to copy (names end in "copy"), read or write arrays of about `array_bytes`."""
     n = max(1024, array_bytes // 4)
-    source, target, sums = device.zeros((1, n)), device.zeros((1, n)), device.empty(64)
-    rows = source.reshape(-1)[: n // 64 * 64].reshape(64, -1)
-    line, padding = ConvShape(1, 1, 1, n, 1, 1, 1), ConvShape(1, 1, 1, 1, 1, 1, 1, pad=(0, (n - 1) // 2))
-    pixel, zeros = source[:, :1].reshape(1, 1, 1, 1), target[:, : padding.Q]
-    ways: dict[str, tuple[Work, int]] = {
-        "relu copy": (lambda: activation.relu(device, source, target), 8 * n),
-        "im2col copy": (lambda: im2col(device, source.reshape(1, 1, 1, n), target, line), 8 * n),
-        "im2col write": (lambda: im2col(device, pixel, zeros, padding), 4 * n),
-        "row_sum read": (lambda: reduce.row_sum(device, rows, sums), rows.nbytes)}
+    source, target, sums = device.zeros(n), device.zeros(n), device.empty(64)
+    rows = source[: n // 64 * 64].reshape(64, -1)
+    padding = ConvShape(1, 1, 1, 1, 1, 1, 1, pad=(0, (n - 1) // 2))  # one pixel, the rest zeros
+    ways = {name: (work, 8 * n) for name, work in copies(device, target, source).items()}
+    ways["row_sum read"] = (lambda: reduce.row_sum(device, rows, sums), rows.nbytes)
+    ways["im2col write"] = (lambda: im2col(device, source[:1].reshape(padding.x), target[: padding.Q].reshape(1, -1),
+                                           padding), 4 * n)
     if device.kind == "host":
-        ways["NumPy copy"] = (numpy_copy(device.threads, target, source), 8 * n)
         ways["NumPy write"] = (numpy_copy(device.threads, target, np.float32(1)), 4 * n)
-    else:
-        ways["device copy"] = (lambda: device.copy(target, source), 8 * n)
     best = wall_seconds(device, {name: work for name, (work, _) in ways.items()}, target)
     return {name: moved / best[name] / 1e9 for name, (_, moved) in ways.items()}
 

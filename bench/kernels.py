@@ -37,7 +37,7 @@ class Result:
     """What came of one case. status 'ok': timed; 'checked': right, not timed; else `note` says why there is no time.
 
     worst: largest error as a share of its tolerance; launch_ms: of the calling thread, without the kernel itself;
-    library: its name and its milliseconds in the same rounds.
+    beside: milliseconds by name, in the same rounds, of the library and then of the best copy (library.py).
     """
 
     case: Case
@@ -47,7 +47,7 @@ class Result:
     worst: float | None = None
     times: Times | None = None
     launch_ms: float | None = None
-    library: tuple[str, Spread] | None = None
+    beside: dict[str, Spread] | None = None
     ceilings: Ceilings | None = None
 
     @property
@@ -79,10 +79,23 @@ class Result:
         return self.ceilings.limit(self.case.bytes_moved, self.case.flops)
 
     @property
+    def library(self) -> tuple[str, Spread]:
+        """The library's name and milliseconds."""
+        assert self.beside is not None
+        return next(iter(self.beside.items()))
+
+    @property
     def ratio(self) -> float:
         """How many times faster than the library, by medians."""
-        assert self.library is not None
         return self.library[1].median / self.spread.median
+
+    @property
+    def percent_of_copy(self) -> float | None:
+        """The best copy of as many bytes, in the same rounds, against the median; None for a matrix product."""
+        if self.case.op.product:
+            return None
+        assert self.beside is not None
+        return 100 * min(spread.median for spread in self.beside.values()) / self.spread.median
 
     def plain(self) -> dict[str, Any]:
         """Fit for JSON."""
@@ -93,12 +106,13 @@ class Result:
         return {**facts, **(self._measured() if self.times else {})}
 
     def _measured(self) -> dict[str, Any]:
-        assert self.times is not None and self.library is not None
+        assert self.times is not None
+        name, library = self.library
         return {"device_ms": asdict(self.spread), "samples_ms": self.times.device.tolist(),
                 "launch_ms": self.launch_ms, "call_ms": asdict(Spread.of(self.times.launch)),
                 "first_ms": self.times.first, "gb_per_s": self.gb_per_s, "gflop_per_s": self.gflop_per_s,
-                "limit": self.limit, "percent_of_ceiling": self.percent,
-                "library": {"name": self.library[0], **asdict(self.library[1])}, "times_library": self.ratio}
+                "limit": self.limit, "percent_of_ceiling": self.percent, "percent_of_copy": self.percent_of_copy,
+                "library": {"name": name, **asdict(library)}, "times_library": self.ratio}
 
 
 class Blocked:
@@ -155,15 +169,15 @@ class Bench:
     def _timed(self, case: Case, block: int | None, checked: Checked) -> Result:
         assert self.ceilings is not None and self._flush is not None
         sets = _copies(self.device, checked.arrays, FEW_SETS if case.nbytes > LARGE_BYTES else SETS)
-        name, library = open_library(self.device, case)
-        calls = [lambda number: checked.run(sets[number % len(sets)]), library]
-        times, library_times = measure(self.device, calls, self._flush, seconds=self.settings.seconds,
-                                       repeats=self.settings.repeats)
+        beside = open_library(self.device, case, self.ceilings.copy_method)
+        calls = [lambda number: checked.run(sets[number % len(sets)]), *beside.values()]
+        times, *others = measure(self.device, calls, self._flush, seconds=self.settings.seconds,
+                                 repeats=self.settings.repeats)
         self._refuse_impossible(case, times, checked)
         launch = host_launch_ms(self.device, case, checked.arrays) if self.device.kind == "host" \
             else float(np.median(times.launch))
-        return Result(case, block, "ok", "", checked.worst, times, launch, (name, Spread.of(library_times.device)),
-                      self.ceilings)
+        spreads = {name: Spread.of(other.device) for name, other in zip(beside, others, strict=True)}
+        return Result(case, block, "ok", "", checked.worst, times, launch, spreads, self.ceilings)
 
     def _refuse_impossible(self, case: Case, times: Times, checked: Checked) -> None:
         """Doubt a median that beats the ceilings: measure them again, then ask the wall clock; the machine may be busy.

@@ -1,35 +1,31 @@
-"""What each case is compared with: BLAS doing the matrix product inside it, or NumPy copying as many bytes.
+"""What each case is compared with: BLAS doing the matrix product inside it, or plain copies of as many bytes.
 
-Both with the threads of the device.
+All with the threads of the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..kernels import blas
 from ..kernels.device import Array, Device
-from .copies import numpy_copy
+from .copies import Copy, copies
 from .op import Case, Product
+from .timing import Call
 
-Call = Callable[[int], None]
 
+def open_library(device: Device, case: Case, copy_method: str) -> dict[str, Call]:
+    """Calls by name, the library first: BLAS; or NumPy's copy (on cuda the device's), and the copy by `copy_method`.
 
-def open_library(device: Device, case: Case) -> tuple[str, Call]:
-    """(name, call) of the library's way to do the work of `case` on the same device."""
+    A copy reads half of the bytes that the case must move and writes the other half.
+    """
     if case.op.product:
-        return ("cuBLAS" if device.kind == "cuda" else "BLAS"), _product(device, case.op.product(case.problem))
-    if device.kind == "cuda":
-        return "device copy", _copy(device, case.bytes_moved)
-    return "NumPy copy", _copy(device, case.bytes_moved)
+        return {"cuBLAS" if device.kind == "cuda" else "BLAS": _product(device, case.op.product(case.problem))}
+    source, target = (device.zeros(max(1, case.bytes_moved // 8)) for _ in range(2))
+    ways = copies(device, target, source)
+    library = "device copy" if device.kind == "cuda" else "NumPy copy"
+    return {name: _numbered(ways[name]) for name in dict.fromkeys((library, copy_method))}
 
 
-def _copy(device: Device, bytes_moved: int) -> Call:
-    """Half of the bytes read, half of them written."""
-    source, target = (device.zeros(max(1, bytes_moved // 8)) for _ in range(2))
-    if device.kind == "cuda":
-        return lambda number: device.copy(target, source)
-    copy = numpy_copy(device.threads, target, source)
+def _numbered(copy: Copy) -> Call:
     return lambda number: copy()
 
 

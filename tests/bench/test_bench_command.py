@@ -53,6 +53,8 @@ def test_table_and_json_of_problems(quick, tmp_path, capsys):
     assert relu["limit"] == "memory" and data["cases"][1]["library"]["name"] == "BLAS"
     assert relu["library"]["name"] == "NumPy copy" and relu["first_ms"] > 0
     assert 0 < relu["launch_ms"] < 1
+    assert relu["percent_of_copy"] == pytest.approx(100 * relu["times_library"])  # NumPy's copy is the best one here
+    assert data["cases"][1]["percent_of_copy"] is None
     assert relu["percent_of_ceiling"] == pytest.approx(100 * relu["gb_per_s"] / 1e6)
 
 
@@ -105,7 +107,8 @@ def test_what_the_device_cannot_run_is_skipped(quick, capsys):
 
 def test_blocks_are_swept_on_cuda(cupy, quick, monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(timing.FLUSH_ROWS, "cuda", 2)
-    monkeypatch.setattr(kernels, "measure_ceilings", lambda device: replace(CEILINGS, cache_bytes=1 << 10))
+    monkeypatch.setattr(kernels, "measure_ceilings", lambda device: replace(CEILINGS, cache_bytes=1 << 10,
+                                                                               copy_method="device copy"))
     path = tmp_path / "b.json"
     assert run(["bench", *problems("relu n1000"), "--device", "cuda", "--block", "64,128", "--repeats", "2",
                 "--json", str(path)]) == 0

@@ -19,7 +19,7 @@ from sprint.kernels.host import HostDevice
 
 BANDWIDTH, PEAK = 10e9, 100e9  # bytes and operations a second of the virtual device
 LAUNCH_S, TICK_S = 20e-6, 1e-9
-CEILINGS = Ceilings(10.0, "made up", 12.0, 50.0, 100.0, 1 << 20, 1)
+CEILINGS = Ceilings(10.0, "im2col copy", 12.0, 50.0, 100.0, 1 << 20, 1)
 
 
 class QueueDevice(HostDevice):
