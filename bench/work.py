@@ -10,14 +10,15 @@ import numpy as np
 
 from ..engine.fusion import Stage, fuse
 from ..engine.layers import NetSpec
-from ..engine.stages import plan_conv
+from ..engine.stages import plan_conv, plan_dense
 from ..kernels.conv_algorithm import Algorithm
 from ..kernels.conv_explicit import Explicit
 from ..kernels.conv_shape import ConvShape
 from ..kernels.device import Device
 
 Array = np.ndarray
-SGEMM = {"forward": "sgemm.nn", "backward_filter": "sgemm.nt", "backward_data": "sgemm.tn"}
+ENDINGS = {"forward": "nn", "backward_filter": "nt", "backward_data": "tn"}
+SGEMM = {direction: f"sgemm.{ending}" for direction, ending in ENDINGS.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Call:
 
     group: "kernels" or "gemm"; name: of the op as `sprint bench kernels` lists it, or of the GEMM path. sizes
     and times: float64 arrays, one number for each sub-batch asked for. An "implicit" path is a whole convolution
-    with its bias.
+    with its bias; "tiles" is the host's own GEMM of dense layers with few columns.
     """
 
     stage: str
@@ -49,20 +50,21 @@ class GradientWork:
     """
 
     def __init__(self, spec: NetSpec, subbatch: Any, conv: str, device: Device, limit_bytes: int | None) -> None:
-        self.samples = np.asarray(subbatch, dtype=np.float64)
+        self.samples, self.device = np.asarray(subbatch, dtype=np.float64), device
         stages = fuse(spec)
         most = int(self.samples.max())
         self.convs = {s.name: plan_conv(s, device, most, conv, limit_bytes) for s in stages if s.kind == "conv"}
         self.parts: list[Part] = [self._forward(stage) for stage in stages]
-        for index in reversed(range(len(stages) - 1)):
-            self.parts += self._backward(stages[index], to_input=index > 0)
+        first = 1 if stages[0].kind == "flatten" else 0  # nobody needs the gradient to the images
+        for index in reversed(range(first, len(stages) - 1)):
+            self.parts += self._backward(stages[index], to_input=index > first)
 
     def _forward(self, stage: Stage) -> Part:
         outputs = stage.out_size * self.samples
         if stage.kind == "conv":
             return self._convolution(stage, "forward")
         if stage.kind == "dense":
-            return [[self._dense(stage, "forward"), self._kernel(stage, _bias(stage), outputs)]]
+            return [[*self._dense(stage, "forward"), self._kernel(stage, _bias(stage), outputs)]]
         if stage.kind == "loss":
             outputs = math.prod(stage.in_shape) * self.samples
         return [[self._kernel(stage, FORWARD[stage.kind], outputs)]]
@@ -74,7 +76,7 @@ class GradientWork:
         if stage.kind == "dense":
             outputs = stage.out_size * self.samples
             ends = [self._kernel(stage, "relu_backward", outputs)] if stage.relu else []
-            gemms = [self._dense(stage, direction) for direction in directions]
+            gemms = [call for direction in directions for call in self._dense(stage, direction)]
             return [[[*ends, *gemms, self._kernel(stage, "row_sum", outputs)]]]
         inputs = math.prod(stage.in_shape) * self.samples
         return [[[self._kernel(stage, BACKWARD[stage.kind], inputs)]]] if to_input else []
@@ -82,9 +84,12 @@ class GradientWork:
     def _kernel(self, stage: Stage, name: str, elements: Array, times: Any = 1.0) -> Call:
         return Call(stage.name, "kernels", name, (elements,), np.broadcast_to(times, elements.shape))
 
-    def _dense(self, stage: Stage, direction: str) -> Call:
+    def _dense(self, stage: Stage, direction: str) -> list[Call]:
+        """By BLAS, or for the sub-batches of few columns by the host's own tiles."""
         sizes = _sizes(direction, stage.out_size, math.prod(stage.in_shape), self.samples)
-        return Call(stage.name, "gemm", SGEMM[direction], sizes, np.ones_like(self.samples))
+        own = np.vectorize(lambda n: float(plan_dense(stage, self.device, int(n)).own), [float])(self.samples)
+        return [Call(stage.name, "gemm", f"{name}.{ENDINGS[direction]}", sizes, times)
+                for name, times in (("tiles", own), ("sgemm", 1 - own)) if times.any()]
 
     def _ends(self, stage: Stage) -> Part:
         """Back through pool and ReLU, where not every algorithm does that itself."""
