@@ -9,14 +9,16 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from . import __version__
 from .bench import commands_bench, commands_model, commands_profile
 from .engine.config import TrainConfig, flag
-from .engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from .engine.observer import Observer
 
 app = typer.Typer(
     name="sprint", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
@@ -50,7 +52,7 @@ def train_options(command: Callable[..., None]) -> Callable[..., None]:
     for field in fields(TrainConfig):
         info: Any = typer.Argument(help="A net that `sprint nets` lists", metavar="NET")
         if field.default is not MISSING:
-            words = flag(field.name) + (f"/--no-{field.name}" if hints[field.name] is bool else "")
+            words = flag(field.name) + (f"/--no-{flag(field.name)[2:]}" if hints[field.name] is bool else "")
             info = typer.Option(words, help=field.metadata["help"], rich_help_panel=field.metadata["panel"])
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         annotation = operator.getitem(Annotated, (hints[field.name], info))
@@ -64,18 +66,17 @@ def train_options(command: Callable[..., None]) -> Callable[..., None]:
 @train_options
 def train(ctx: typer.Context, **options: Any) -> None:
     """Train a net; the run folder gets configuration, metrics, curves, checkpoints and summary."""
-    from .engine.report import Report
-    from .engine.trainer import train
+    from .distributed.training import train
 
-    config = TrainConfig(**options)
-    observer = None
-    if config.profile:
-        from .bench.observer import RunProfile
-
-        observer = RunProfile(config.profile)
     given = {name for name in options if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    if train(config, Report(), given, observer) is None:
+    if train(options, given, _observer) is None:
         raise typer.Exit(130)
+
+
+def _observer(steps: int) -> Observer:
+    from .bench.observer import RunProfile
+
+    return RunProfile(steps)
 
 
 @app.command("eval")
@@ -158,7 +159,7 @@ def _explain(error: Exception) -> tuple[int, str]:
         return 2, _mistyped(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return 1, f"{error.filename}: {error.strerror}"
-    return 2 if isinstance(error, UsageError) else 1, str(error) or type(error).__name__
+    return getattr(error, "exit_code", 1), str(error) or type(error).__name__
 
 
 def _mistyped(error: Any) -> str:

@@ -101,7 +101,7 @@ def _digest(arrays: dict[str, np.ndarray], text: str) -> str:
 
 def add(folder: Path, checkpoint: Checkpoint) -> Path:
     """Save into the checkpoints `folder` of a run, point `latest` at it, and drop all but the newest ones."""
-    path = folder / _name(checkpoint.step)
+    path = folder / file_name(checkpoint.step)
     save(path, checkpoint)
     with writing(folder / LATEST):
         replace_file(folder / LATEST, f"{path.name}\n".encode())
@@ -110,7 +110,8 @@ def add(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def _name(step: int) -> str:
+def file_name(step: int) -> str:
+    """Name of the checkpoint of `step`."""
     return f"step-{step:09d}.safetensors"
 
 
@@ -150,6 +151,6 @@ def newest_good(folders: Iterator[Path]) -> Iterator[tuple[Path, Checkpoint | Va
 def put_aside(folder: Path, step: int) -> None:
     """Rename the checkpoints after `step` to *.old: a run that goes on from `step` will write its own."""
     for path in newest_first(folder):
-        if path.name > _name(step):
+        if path.name > file_name(step):
             with writing(path):
                 path.rename(path.with_suffix(".old"))

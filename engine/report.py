@@ -40,14 +40,14 @@ class Report:
             self.line(f"{title:<8} {text}")
 
     @contextmanager
-    def progress(self, done: int, total: int) -> Iterator[None]:
+    def progress(self, done: int, total: int, unit: str = "step") -> Iterator[None]:
         """While entered, steps move a bar if standard output is a terminal, or else each record is a line."""
         if self.quiet or not sys.stdout.isatty():
             yield
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("step {task.completed}/{task.total}"), BarColumn(),
+        columns = (TextColumn(f"{unit} {{task.completed}}/{{task.total}}"), BarColumn(),
                    TextColumn("{task.description}"), TimeRemainingColumn())
         with Progress(*columns, refresh_per_second=4) as self._bar:
             self._task = self._bar.add_task("", completed=done, total=total)
@@ -61,14 +61,16 @@ class Report:
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
 
-    def record(self, record: Record, total: int) -> None:
-        """Say a record of the log."""
+    def record(self, record: Record, total: int | None) -> None:
+        """Say a record of the log; total: steps of the run, if they are known."""
         text = (f"epoch {record['epoch']:.2f}  loss {record['loss']:.4f}  lr {record['lr']:.2g}  "
                 f"{speed(record['images_per_s'])}")
+        if "staleness" in record:
+            text += f"  staleness {record['staleness']:.2f}  mini-batch {record['minibatch']:.1f}"
         if self._bar is not None:
             self._bar.update(self._task, description=text)
         else:
-            self.line(f"step {record['step']}/{total}  {text}")
+            self.line(f"step {record['step']}{f'/{total}' if total else ''}  {text}")
         if "top1" in record:
             self.line(f"test     epoch {record['epoch']:.2f}  loss {record['test_loss']:.4f}  "
                       f"top-1 {record['top1']:.2%}  top-5 {record['top5']:.2%}")

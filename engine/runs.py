@@ -92,8 +92,12 @@ class RunFolder:
         """Draw loss and accuracy over the epochs into curves.png; nothing when there is no record yet."""
         records = self.metrics()
         if records:
-            with writing(self.path / CURVES):
-                source.replace_file(self.path / CURVES, _curves(records, title))
+            self.draw(CURVES, _curves(records, title))
+
+    def draw(self, name: str, image: bytes) -> None:
+        """Replace the picture `name`."""
+        with writing(self.path / name):
+            source.replace_file(self.path / name, image)
 
 
 def environment(device: Device) -> dict[str, Any]:

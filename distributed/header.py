@@ -1,0 +1,53 @@
+"""What a distributed run says and keeps about who takes part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..engine.report import Report
+from .setup import Setup
+
+FORMS = {"mean": "the mean over the samples of the mini-batch of all ranks",
+         "sum": "the sum over the samples of the mini-batch of all ranks (Oyama et al. 2016, eq. 1)"}
+
+
+def say(report: Report, setup: Setup, folder: Path) -> None:
+    """Say what is about to run, on which ranks and devices, and how the loops go."""
+    report.header(setup.sessions[0], FORMS[setup.config.gradient_form], folder)
+    where = setup.place
+    threads = f", {where.threads} thread{'s' * (where.threads != 1)} each" if where.threads else ""
+    report.line(f"{'ranks':<8} {counted(setup)} on {_count(len(set(setup.comm.hosts)), 'host')}; here "
+                f"{', '.join(where.names)}{threads} ({setup.cores:g} core{'s' * (setup.cores != 1)} for this rank)")
+    report.line(f"{'loop':<8} {loop(setup)}")
+
+
+def loop(setup: Setup) -> str:
+    """The rules of the loops in words."""
+    config, minibatch = setup.config, setup.layout.minibatch
+    if config.algorithm == "sync":
+        return f"sync: one gradient of every worker an update, mini-batch {minibatch}"
+    bound = "unbounded" if config.max_staleness is None else f"at most {config.max_staleness}"
+    parts = [f"sprint: asynchronous, {minibatch} samples in one gradient of every worker", f"staleness {bound}"]
+    parts += ["rate divided by the staleness"] if config.staleness_lr else []
+    parts += [f"{config.warmup_sync} synchronous updates first"] if config.warmup_sync else []
+    return ", ".join(parts)
+
+
+def counted(setup: Setup) -> str:
+    """How many ranks and workers."""
+    layout = setup.layout
+    each = set(layout.workers.values())
+    workers = f"{_count(each.pop(), 'worker')} each" if len(each) == 1 else f"{sum(layout.workers.values())} workers"
+    return f"{_count(len(layout.ids), 'rank')} with {workers}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def facts(setup: Setup) -> dict[str, Any]:
+    """The part of config.json about the job; devices, threads and cores are those of rank 0."""
+    return {"ranks": setup.comm.size, "hosts": setup.comm.hosts, "layout": setup.layout.to_json(),
+            "minibatch": setup.layout.minibatch, "images": setup.images, "gradient_form": setup.config.gradient_form,
+            "devices": setup.place.names, "threads": setup.place.threads, "cores": setup.cores}

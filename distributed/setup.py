@@ -1,0 +1,147 @@
+"""What a distributed run is opened from: configuration, devices, data, workers; every rank at once, or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..engine import schedule
+from ..engine.checkpoint import Checkpoint
+from ..engine.config import TrainConfig
+from ..engine.errors import UsageError
+from ..engine.report import Report
+from ..engine.resume import merged, open_saved
+from ..engine.session import Session, gigabytes, open_session
+from ..kernels.conv_choice import CHOICES
+from ..kernels.device import open_device
+from .layout import Layout, Place, own_cores, place
+from .options import Options
+from .ranks import Comm
+from .together import together
+from .watch import Fault, parse_fault
+
+Resumed = tuple[Path, Checkpoint]
+HOST_COPIES = 5  # flat buffers of a rank beside those of its workers: three versions, what is sent, what is kept
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One rank's part of a job. config: as asked, with what a resumed run keeps; cores: that this rank may use."""
+
+    comm: Comm
+    config: TrainConfig
+    layout: Layout
+    place: Place
+    cores: float
+    sessions: list[Session]
+    faults: list[Fault]
+    resumed: Resumed | None
+
+    @property
+    def images(self) -> int:
+        """Training images: samples of an epoch over all ranks."""
+        return len(self.sessions[0].dataset.train)
+
+
+def resolve(options: dict[str, Any], given: set[str], report: Report) -> tuple[TrainConfig, Resumed | None]:
+    """The configuration that `options` ask for; a resumed run has what its checkpoint says, unless `given`.
+
+    Raises UsageError, ValueError or OSError.
+    """
+    options = dict(options)
+    if options["resume"] and "algorithm" not in given:
+        known = open_saved(TrainConfig(options["net"], out=options["out"], resume=options["resume"]), lambda line: None)
+        options["algorithm"] = known[1].config.algorithm if known else options["algorithm"]
+    config = TrainConfig(**options)
+    if config.algorithm == "local":
+        return config, None
+    resumed = open_saved(config, report.line)
+    if resumed:
+        path, saved = resumed
+        if "subbatch" in given:  # no part of the state here: the place in the data counts samples
+            saved = replace(saved, config=replace(saved.config, subbatch=config.subbatch))
+        config = merged(config, given, path, saved, report.line)
+    return config, resumed
+
+
+def open_setup(comm: Comm, config: TrainConfig, resumed: Resumed | None) -> Setup:
+    """Open what this rank needs; a collective that fails on all ranks with the words of the first that failed."""
+    cores = own_cores(comm)
+    layout = Layout.gather(comm, config.devices, config.subbatch)
+    where, faults = together(comm, lambda: (place(comm, config, cores), _faults(config, comm)))
+    if resumed:
+        CHOICES.pin(resumed[1].choices)
+    sessions = together(comm, lambda: _sessions(comm, config, where, resumed[1] if resumed else None))
+    # the first rank of a host compiles and measures alone; the others find it in the cache
+    together(comm, lambda: _warm_up(sessions if comm.local_rank == 0 else []))
+    together(comm, lambda: _warm_up(sessions if comm.local_rank > 0 else []))
+    return Setup(comm, config, layout, where, cores, sessions, faults, resumed)
+
+
+def _faults(config: TrainConfig, comm: Comm) -> list[Fault]:
+    try:
+        faults = [parse_fault(text) for text in (config.inject or "").split("+") if text]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    for fault in faults:
+        if fault.rank not in comm.ids:
+            raise UsageError(f"inject: expected a rank from 0 to {comm.size - 1}, got {fault.rank}")
+    return faults
+
+
+def _sessions(comm: Comm, config: TrainConfig, where: Place, saved: Checkpoint | None) -> list[Session]:
+    """One session a worker, all on one data set."""
+    first = open_session(replace(config, device=where.names[0], device_threads=where.threads), saved)
+    sessions = [first, *(replace(first, device=open_device(name, threads=where.threads, math_mode=config.math))
+                         for name in where.names[1:])]
+    if first.device.kind == "host":
+        _check_memory(comm, first, len(sessions))
+    for session in sessions:
+        session.network  # noqa: B018  (takes its memory now)
+    return sessions
+
+
+def _check_memory(comm: Comm, first: Session, workers: int) -> None:
+    """All workers of all ranks of a host share its memory."""
+    rank = workers * (first.memory.total + first.memory.weights) + HOST_COPIES * first.memory.weights
+    if rank * comm.local_size > first.available:
+        raise UsageError(f"memory: expected a plan within the {gigabytes(first.available)} of this host, got "
+                         f"{gigabytes(rank * comm.local_size)} for {comm.local_size} ranks with {workers} workers each")
+
+
+def _warm_up(sessions: list[Session]) -> None:
+    """Let kernels be compiled and algorithms be measured before there are threads."""
+    for session in sessions:
+        device, n = session.device, session.config.subbatch
+        C, H, W = session.spec.in_shape
+        session.network.gradient(device.zeros((C, n, H, W)), device.zeros(n, np.int32), 0.0)
+
+
+def rules(config: TrainConfig, minibatch: int, images: int) -> Options:
+    """The rules of the run; minibatch: samples of one gradient of every worker; images: of an epoch.
+
+    The schedule counts samples: an epoch is `images` of them, a step `minibatch`, whatever updates really hold.
+    """
+    epochs = config.steps * minibatch / images if config.steps else float(config.epochs)
+    momentum = config.momentum if config.optimizer == "momentum" else 0.0
+    return Options(
+        rate=_rate(config, minibatch, images, epochs), momentum=momentum,
+        form=config.gradient_form, max_staleness=config.max_staleness, staleness_rate=config.staleness_lr,
+        warmup_sync=config.warmup_sync, min_gradients=config.min_gradients, check_every=config.check_every,
+        save_every=config.save_every, diverged_at=config.diverged_at, stall_s=config.stall,
+        ordered=config.deterministic)
+
+
+def _rate(config: TrainConfig, minibatch: int, images: int, epochs: float) -> Callable[[int], float]:
+    factor = schedule.parse(config.schedule)
+    return lambda samples: config.lr * factor(samples // minibatch, samples / images, epochs)
+
+
+def next_goal(samples: int, images: int) -> int:
+    """Samples at the end of the epoch that is going on."""
+    return images * (math.floor(samples / images) + 1)

@@ -1,0 +1,233 @@
+"""Training on many ranks and devices: the run on one screen.
+
+open -> [segment: loops run -> checkpoint -> score -> record] for every epoch -> summary
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ..engine import trainer
+from ..engine.errors import UsageError
+from ..engine.evaluate import Score
+from ..engine.observer import Observer
+from ..engine.report import Report
+from ..engine.resume import open_folder
+from ..engine.runs import CONFIG, SUMMARY, RunFolder, environment
+from ..engine.worker import Worker
+from . import header, measures, tracing
+from .checkpoints import Checkpoints, forget_after, places, progress_of
+from .comm import open_comm
+from .data_parallel import data_parallel
+from .journal import Journal
+from .launch import guard
+from .measures import Measures
+from .ranks import AgreedError, Comm
+from .scoring import Scorer
+from .setup import Setup, next_goal, open_setup, resolve, rules
+from .shares import open_worker, resume_worker
+from .sprint import Interrupted, Sprint
+from .together import settled, text_of_first, together
+from .watch import signals
+
+RECORD, TRACE = "record", "trace.json"
+
+
+def train(options: dict[str, Any], given: set[str],
+          observe: Callable[[int], Observer]) -> dict[str, Any] | None:
+    """Train as `options` (fields of TrainConfig) say, on all ranks that the launcher has started, or on this one.
+
+    given: names of the options that a resumed run must not take from its checkpoint. observe(steps): who watches a
+    local run. Returns the summary; None when Ctrl-C ended a local run. Raises what has one line for people, on the
+    rank that says it, or SystemExit.
+    """
+    with guard():
+        comm = open_comm()
+    with guard(comm):
+        summary = _train(comm, options, given, observe)
+        comm.ended = True
+    comm.close()
+    return summary
+
+
+def _train(comm: Comm, options: dict[str, Any], given: set[str],
+           observe: Callable[[int], Observer]) -> dict[str, Any] | None:
+    report = Report(quiet=comm.rank > 0)
+    config, resumed = together(comm, lambda: resolve(options, given, report))
+    if config.algorithm == "local":
+        together(comm, lambda: _alone(comm))
+        return trainer.train(config, report, given, observe(config.profile) if config.profile else None)
+    training = Training(open_setup(comm, config, resumed), report)
+    try:
+        return training.run()
+    finally:
+        training.job.close()
+
+
+def _alone(comm: Comm) -> None:
+    if comm.size > 1:
+        raise UsageError(f"algorithm: expected sync or sprint on {comm.size} ranks, got local")
+
+
+class Training:
+    """One rank's part of a run. Everything but its workers is the same on all ranks; rank 0 writes the run folder."""
+
+    def __init__(self, setup: Setup, report: Report) -> None:
+        self.setup, self.comm, self.config, self.report = setup, setup.comm, setup.config, report
+        self.options = rules(self.config, setup.layout.minibatch, setup.images)
+        self.folder = RunFolder(Path(text_of_first(self.comm, together(self.comm, self._open_folder))))
+        header.say(report, setup, self.folder.path)
+        self.score = Scorer(self.comm, setup.sessions)
+        self.saver = self._checkpoints(self.folder.checkpoints)
+        self.workers: list[Worker] = together(self.comm, self._open_workers)
+        self.job = together(self.comm, self._open_job)
+        self.journal = Journal(self.comm, self.folder, report, setup.images, self.options.rate, self.config.log_every,
+                               self.job.progress, self.config.steps)
+        self.measures: Measures | None = None
+        self.signal = 0
+
+    def _open_folder(self) -> str:
+        """Rank 0 makes the run folder ready; the others learn its name."""
+        if self.comm.rank:
+            return ""
+        folder = open_folder(self.config, self.setup.resumed)
+        forget_after(folder.checkpoints, self.setup.resumed[1].step if self.setup.resumed else -1)
+        for old in (folder.path / RECORD).glob("*"):
+            old.unlink()
+        (folder.path / RECORD).mkdir(exist_ok=True) if self.config.deterministic else None
+        return str(folder.path)
+
+    def _checkpoints(self, folder: Path) -> Checkpoints:
+        return Checkpoints(self.comm, folder, self.setup.sessions[0], self.config, self.setup.layout,
+                           self.config.save_every)
+
+    def _open_job(self) -> Sprint:
+        setup, config, record = self.setup, self.config, self.folder.path / RECORD
+        network = setup.sessions[0].network
+        saved = setup.resumed[1] if setup.resumed else None
+        make = data_parallel if config.algorithm == "sync" else Sprint
+        return make(self.comm, self.workers, network.device.download(network.weights.flat), self.options,
+                    config_hash=config.hash(), momentum=saved.optimizer["momentum"] if saved else None,
+                    progress=progress_of(saved), save=self.saver,
+                    record=record if config.deterministic else None, faults=setup.faults)
+
+    def _open_workers(self) -> list[Worker]:
+        setup, rank = self.setup, self.comm.ids[self.comm.rank]
+        shares, first = len(setup.layout.batches(setup.layout.ids)), setup.layout.first_share(rank)
+        samples = progress_of(setup.resumed[1] if setup.resumed else None).samples
+        workers = [open_worker(session, self.config.algorithm, lambda share, _: setup.layout.part(share, self.comm.ids),
+                               first + t, shares, samples) for t, session in enumerate(setup.sessions)]
+        states = places(*setup.resumed, setup.layout).get(rank, []) if setup.resumed else []
+        for worker, state in zip(workers, states, strict=False):
+            resume_worker(worker, state)
+        return workers
+
+    def run(self) -> dict[str, Any]:
+        """batches -> gradients -> allreduce -> weights, epoch by epoch; returns the summary, equal on all ranks."""
+        began = time.perf_counter()
+        together(self.comm, self._write_config)
+        score = None
+        with self.report.progress(self.job.progress.samples, self.samples, "sample"):
+            while score is None or not self.finished:
+                score = self.segment()
+        return self.summary(score, time.perf_counter() - began)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates are made."""
+        if self.config.steps:
+            return self.job.progress.version >= self.config.steps
+        return self.job.progress.samples >= self.samples
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole run, about so many where --steps counts updates."""
+        if self.config.steps:
+            return self.config.steps * self.setup.layout.minibatch
+        return self.config.epochs * self.setup.images
+
+    def segment(self) -> Score:
+        """Go on to the end of the epoch, save, and score."""
+        try:
+            if not self.finished:
+                self._train_on()
+            return self._scored()
+        except AgreedError as error:
+            self.journal.draw(self.title, self.measures)
+            raise self._how_to_go_on(error) if isinstance(error, Interrupted) else error from None
+
+    def _train_on(self) -> None:
+        self.journal.go_on()
+        self.job.start(next_goal(self.job.progress.samples, self.setup.images), self.config.steps)
+        self.job.join(self.journal.tick)
+        self.comm.ended = False  # an error between two segments is no agreed one
+        self.saver.asked = True
+        self.job.checkpoint()
+        self.saver.asked = False
+
+    def _scored(self) -> Score:
+        weights, _, _ = self.job.weights.snapshot()
+        at_most = self.job.progress.samples if self.config.data == "synthetic" else None
+        with signals(self._on_signal):
+            score, self.measures = settled(self.job, lambda: (
+                self.score(weights, at_most, lambda: self.signal > 0), measures.gather(self.comm, self.job.telemetry)))
+        if score is None:
+            self.comm.ended = True
+            number = signal.Signals(self.signal or signal.SIGINT)
+            raise Interrupted(f"stopped at version {self.job.progress.version}: {number.name}", number)
+        self.journal.segment(self.job.progress, score, self.measures)
+        return score
+
+    def _on_signal(self, number: int) -> None:
+        self.signal = number
+
+    def _how_to_go_on(self, error: Interrupted) -> Interrupted:
+        text = f"{error}; go on with: [mpirun -n N] sprint train {self.config.net} --resume {self.folder.path}"
+        return Interrupted(text, error.exit_code - 128)
+
+    @property
+    def title(self) -> str:
+        """Of the pictures."""
+        return f"{self.config.net} on {self.config.data}, {self.config.algorithm}, {header.counted(self.setup)}"
+
+    def _write_config(self) -> None:
+        """config.json, and what a replay starts from."""
+        setup, session = self.setup, self.setup.sessions[0]
+        if self.config.deterministic:
+            start = self._checkpoints(self.folder.path / RECORD)
+            start.asked = True
+            weights, momentum, published = self.job.weights.snapshot()
+            start(weights, momentum, published.version, {
+                "rank": self.comm.ids[self.comm.rank], "progress": asdict(self.job.progress),
+                "workers": [worker.state() for worker in self.workers]})
+        if self.comm.rank == 0:
+            config = replace(self.config, image_size=session.spec.in_shape[1], classes=session.spec.classes,
+                             device=session.device.kind, device_threads=setup.place.threads, out=str(self.folder.path))
+            self.folder.write(CONFIG, {"config": config.to_json(), "environment": environment(session.device),
+                                       "job": header.facts(setup)})
+
+    def summary(self, score: Score, seconds: float) -> dict[str, Any]:
+        """Write and say the result, and draw the trace."""
+        every = settled(self.job, lambda: tracing.gather(self.comm, self.job.telemetry.arrows))
+        session, progress = self.setup.sessions[0], self.job.progress
+        assert self.measures is not None
+        summary = {
+            "loss": score.loss, "top1": score.top1, "top5": score.top5, "test_images": score.samples,
+            "bad_images": len(session.dataset.bad), "images_per_s": self.journal.images_per_s, "seconds": seconds,
+            "steps": progress.version, "epochs": round(progress.samples / self.setup.images, 6),
+            "samples": progress.samples, "ranks": self.comm.size, "ranks_at_start": len(self.setup.layout.ids),
+            "workers": len(self.setup.layout.batches(self.comm.ids)), "algorithm": self.config.algorithm,
+            "gradient_form": self.config.gradient_form, "staleness": progress.staleness,
+            "staleness_largest": self.measures.staleness.largest, "minibatch": self.measures.minibatch.mean,
+            "planned_peak_bytes": session.memory.total, "peak_bytes": session.peak_bytes()}
+        self.journal.draw(self.title, self.measures)
+        if self.comm.rank == 0:
+            tracing.write(self.folder.path / TRACE, every, self.comm.ids)
+            self.folder.write(SUMMARY, summary)
+            self.report.summary(summary, session, self.folder.path)
+        return summary
