@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -101,6 +102,31 @@ def evaluate(
     else:
         typer.echo("{net} on {data}, step {step}: loss {loss:.4f}  top-1 {top1:.2%}  top-5 {top5:.2%}  "
                    "({test_images} images, {device})".format(**result))
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint, or a run folder: its latest")],
+    output: Annotated[Path | None, typer.Option(
+        "--output", "-o", metavar="FILE.onnx", help="(default: NET.onnx in the folder, or beside the file)")] = None,
+) -> None:
+    """Write a checkpoint as ONNX: images (pixels / 255) in, probabilities and logits out."""
+    from .bench.files import check_writable
+    from .engine.export import export_checkpoint
+
+    check_writable("output", output)
+    result = export_checkpoint(checkpoint, output)
+    typer.echo("{file}: {net}, step {step}, images {in_shape} -> {classes} probabilities, "
+               "{bytes:,} bytes".format(**result))
+
+
+@app.command()
+def replay(run: Annotated[Path, typer.Argument(help="Folder of a run that had --deterministic")]) -> None:
+    """Repeat an asynchronous run on one device in its recorded order; its weights must come out bit for bit."""
+    from .distributed.replaying import replay
+
+    for line in replay(run):
+        typer.echo(line)
 
 
 @app.command()
