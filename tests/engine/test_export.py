@@ -114,7 +114,7 @@ def test_more_than_one_file_can_hold_is_refused():
 @pytest.fixture
 def folder(tmp_path, fast, rng):
     """A run folder with two checkpoints of a small cnn-a on synthetic images; its latest is of step 9."""
-    config = TrainConfig("cnn-a", data="synthetic", image_size=12, width=0.1, classes=5, limit=7, subbatch=3,
+    config = TrainConfig("cnn-a", data="synthetic", image_size=12, width=0.1, limit=7, subbatch=3,
                          device="host", device_threads=1, conv_algo="explicit", data_dir="/somewhere/secret")
     net = trained(nets.build("cnn-a", 12, 0.1, 5), fast, rng)
     home = tmp_path / "run" / "checkpoints"
