@@ -84,14 +84,14 @@ def places_file(path: Path, rank_id: int) -> Path:
 def places(path: Path, saved: Checkpoint, layout: Layout) -> dict[int, list[State]]:
     """Worker states for every rank of `layout`, where the checkpoint has them for just such workers; or none.
 
-    `sync` needs only one: all workers are at one place.
+    `sync` needs only that of the first share, which no mini-batch leaves empty: all workers are at one place.
     """
     before, ids = Layout.from_json(saved.worker["layout"]), saved.worker["ids"]
     samples = saved.worker["progress"]["samples"]
     found = {rank: states for rank in ids if (states := _states(places_file(path, rank), samples))}
     if saved.config.algorithm == "sync":
-        every = next(iter(found.values()), None)
-        return {rank: [every[0]] * layout.workers[rank] for rank in layout.ids} if every else {}
+        first = found.get(ids[0])
+        return {rank: first[:1] * layout.workers[rank] for rank in layout.ids} if first else {}
     same = [before.workers[i] for i in ids] == [layout.workers[i] for i in layout.ids]
     return dict(zip(layout.ids, (found[i] for i in ids), strict=True)) if same and len(found) == len(ids) else {}
 

@@ -36,10 +36,10 @@ def loop(setup: Setup) -> str:
 
 def counted(setup: Setup) -> str:
     """How many ranks and workers."""
-    layout = setup.layout
-    each = set(layout.workers.values())
-    workers = f"{_count(each.pop(), 'worker')} each" if len(each) == 1 else f"{sum(layout.workers.values())} workers"
-    return f"{_count(len(layout.ids), 'rank')} with {workers}"
+    counts = list(setup.layout.workers.values())
+    if len(set(counts)) > 1:
+        return f"{len(counts)} ranks with {sum(counts)} workers"
+    return f"{_count(len(counts), 'rank')} with {_count(counts[0], 'worker')}{' each' * (len(counts) > 1)}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -114,6 +114,11 @@ class Replay:
         self._samples = samples
         self._needed = self._last_uses()
 
+    @property
+    def groups(self) -> list[list[int]]:
+        """The ranks that were summed, from the start on."""
+        return [self._groups[first] for first in sorted(self._groups)]
+
     def _survivors(self) -> list[_Log]:
         return [self._logs[rank] for rank in self._groups[max(self._groups)]]
 
@@ -153,7 +158,9 @@ class Replay:
             worker = self._worker(rank, index, division)
             weights, used = self._kept[version]
             worker.fetch(weights)
-            _, samples = worker.compute()
+            samples = 0
+            while not samples:  # sub-batches without samples, which no update used, are not in the record
+                _, samples = worker.compute()
             scale = self._options.scale(used, update - 1 - version)
             worker.deposit(buffers.setdefault(index, np.zeros_like(self.weights)), True, scale)
             total += samples

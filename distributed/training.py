@@ -25,7 +25,7 @@ from .checkpoints import Checkpoints, forget_after, places, progress_of
 from .comm import open_comm
 from .data_parallel import data_parallel
 from .journal import Journal
-from .launch import guard
+from .launch import guard, launched
 from .measures import Measures
 from .ranks import AgreedError, Comm
 from .scoring import Scorer
@@ -57,7 +57,7 @@ def train(options: dict[str, Any], given: set[str],
 
 def _train(comm: Comm, options: dict[str, Any], given: set[str],
            observe: Callable[[int], Observer]) -> dict[str, Any] | None:
-    report = Report(quiet=comm.rank > 0)
+    report = Report(quiet=comm.rank > 0, plain=launched() is not None)  # mpirun gives all its ranks a terminal
     config, resumed = together(comm, lambda: resolve(options, given, report))
     if config.algorithm == "local":
         together(comm, lambda: _alone(comm))

@@ -19,10 +19,10 @@ BAD_SHOWN = 5  # images left out that are named
 
 
 class Report:
-    """Lines on standard output; a `quiet` one (every rank but the first) says nothing."""
+    """Lines on standard output; a `quiet` one (every rank but the first) says nothing, a `plain` one has no bar."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self, quiet: bool = False, plain: bool = False) -> None:
+        self.quiet, self.plain = quiet, plain
         self._bar: Any = None
         self._task: Any = None
 
@@ -42,7 +42,7 @@ class Report:
     @contextmanager
     def progress(self, done: int, total: int, unit: str = "step") -> Iterator[None]:
         """While entered, steps move a bar if standard output is a terminal, or else each record is a line."""
-        if self.quiet or not sys.stdout.isatty():
+        if self.quiet or self.plain or not sys.stdout.isatty():
             yield
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
