@@ -7,7 +7,7 @@ FIND_PYTHON := for p in python3 python3.14 python3.13 python3.12 python3.11; do 
 TRAIN := cnn-a --data digits --image-size 28 --epochs 4 --out runs/train
 ARGS :=
 
-.PHONY: help train test lint check sanitize nvrtc bench test-gpu clean
+.PHONY: help train test lint check sanitize nvrtc bench test-gpu drill clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
@@ -51,6 +51,9 @@ bench: .venv/with-test  ## time the kernels on this machine, saved in .benchmark
 test-gpu: .venv/with-test .venv/with-cuda12  ## kernels and a short training on a GPU against the host, then timings
 	@$(BIN)/python -c "import sys; from sprint.kernels.cuda import missing; sys.exit(missing())"
 	timeout 300 $(BIN)/python -m pytest -m gpu tests $(ARGS)
+
+drill: .venv/with-test  ## kill -9 a rank in each of 100 runs: all must survive with nothing lost
+	$(BIN)/python tests/distributed/programs/drill.py --runs 100 $(ARGS)
 
 clean:  ## remove what make and the tools have made, except runs/
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks *.egg-info
