@@ -49,10 +49,9 @@ class Journal:
             self._log(progress, {})
 
     def _count(self, progress: Progress) -> None:
-        """The loss is the running mean at each look."""
         now, samples = time.perf_counter(), progress.samples - self._seen.samples
         if samples:
-            self._meter.add(progress.smooth_loss * samples, samples, now - self._at)
+            self._meter.add(progress.loss_sum - self._seen.loss_sum, samples, now - self._at)
             self._at = now
         self._seen = progress
         self._report.step(progress.samples)
@@ -64,7 +63,7 @@ class Journal:
         gradients, updates = progress.gradients - before.gradients, progress.version - before.version
         record = {
             "step": progress.version, "epoch": round(progress.samples / self._images, 6), "loss": self._recent[0],
-            "lr": self._rate(progress.samples), "images_per_s": self._recent[1], "samples": progress.samples,
+            "lr": self._rate(progress.samples - progress.minibatch), "images_per_s": self._recent[1], "samples": progress.samples,
             "staleness": (progress.staleness_sum - before.staleness_sum) / gradients if gradients else 0.0,
             "minibatch": (progress.samples - before.samples) / updates if updates else 0.0, **more}
         if self._comm.rank == 0:

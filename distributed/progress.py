@@ -25,6 +25,7 @@ class Progress:
     samples: int = 0  # in all updates, over all ranks
     gradients: int = 0
     staleness_sum: int = 0
+    loss_sum: float = 0.0  # over all samples
     minibatch: int = 0  # samples of the last update
     loss: float = math.nan  # mean per sample of the last update that had samples
     smooth_loss: float = math.nan
@@ -52,6 +53,7 @@ class Progress:
         mine = replace(self, version=version, samples=self.samples + samples, minibatch=samples,
                        gradients=self.gradients + gradients, stop_signal=_common_signal(tail),
                        staleness_sum=self.staleness_sum + round(float(tail[STALENESS])),
+                       loss_sum=self.loss_sum + float(tail[LOSS]),
                        failed_rank=int(tail[ERROR_RANK]) if one else -1 - int(tail[ERRORS] > 1))
         return mine._with_loss(float(tail[LOSS]) / samples) if samples else mine
 

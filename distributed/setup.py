@@ -125,21 +125,26 @@ def _warm_up(sessions: list[Session]) -> None:
 def rules(config: TrainConfig, minibatch: int, images: int) -> Options:
     """The rules of the run; minibatch: samples of one gradient of every worker; images: of an epoch.
 
-    The schedule counts samples: an epoch is `images` of them, a step `minibatch`, whatever updates really hold.
+    The schedule counts samples: an epoch is `images` of them, a step `minibatch` or what is left of the epoch, whatever
+    the updates of an asynchronous run really hold. For `sync` these are the steps of a single device.
     """
-    epochs = config.steps * minibatch / images if config.steps else float(config.epochs)
     momentum = config.momentum if config.optimizer == "momentum" else 0.0
     return Options(
-        rate=_rate(config, minibatch, images, epochs), momentum=momentum,
-        form=config.gradient_form, max_staleness=config.max_staleness, staleness_rate=config.staleness_lr,
-        warmup_sync=config.warmup_sync, min_gradients=config.min_gradients, check_every=config.check_every,
-        save_every=config.save_every, diverged_at=config.diverged_at, stall_s=config.stall,
-        ordered=config.deterministic)
+        rate=_rate(config, minibatch, images), momentum=momentum, form=config.gradient_form,
+        max_staleness=config.max_staleness, staleness_rate=config.staleness_lr, warmup_sync=config.warmup_sync,
+        min_gradients=config.min_gradients, check_every=config.check_every, save_every=config.save_every,
+        diverged_at=config.diverged_at, stall_s=config.stall, ordered=config.deterministic)
 
 
-def _rate(config: TrainConfig, minibatch: int, images: int, epochs: float) -> Callable[[int], float]:
-    factor = schedule.parse(config.schedule)
-    return lambda samples: config.lr * factor(samples // minibatch, samples / images, epochs)
+def _rate(config: TrainConfig, minibatch: int, images: int) -> Callable[[int], float]:
+    factor, steps = schedule.parse(config.schedule), -(-images // minibatch)  # in an epoch
+    epochs = config.steps / steps if config.steps else float(config.epochs)
+
+    def rate(samples: int) -> float:
+        epoch, place = divmod(samples, images)
+        return config.lr * factor(epoch * steps + place // minibatch, samples / images, epochs)
+
+    return rate
 
 
 def next_goal(samples: int, images: int) -> int:

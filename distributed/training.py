@@ -27,7 +27,7 @@ from .data_parallel import data_parallel
 from .journal import Journal
 from .launch import guard, launched
 from .measures import Measures
-from .ranks import AgreedError, Comm
+from .ranks import AgreedError, Comm, agree_signature
 from .scoring import Scorer
 from .setup import Setup, next_goal, open_setup, resolve, rules
 from .shares import open_worker, resume_worker
@@ -59,6 +59,7 @@ def _train(comm: Comm, options: dict[str, Any], given: set[str],
            observe: Callable[[int], Observer]) -> dict[str, Any] | None:
     report = Report(quiet=comm.rank > 0, plain=launched() is not None)  # mpirun gives all its ranks a terminal
     config, resumed = together(comm, lambda: resolve(options, given, report))
+    agree_signature(comm, config.hash(), 0, resumed[1].step if resumed else 0)
     if config.algorithm == "local":
         together(comm, lambda: _alone(comm))
         return trainer.train(config, report, given, observe(config.profile) if config.profile else None)
