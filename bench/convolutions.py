@@ -13,7 +13,7 @@ from .problems import Grammar, Problem
 ALGORITHMS = tuple(name for name in convolution.ALGORITHMS if name != "auto")
 WINOGRAD = 36 / 16  # products of a 2x2 tile of outputs of a 3x3 filter, plain and by Lavin and Gray 2016
 STRIDED: dict[str, int | str] = {"sh": 1, "sw": 1, "ph": 0, "pw": 0}
-DEFAULT = "n16c64h56w56k128r3s3ph1pw1 explicit"
+DEFAULT = "n16c64h56w56k128r3s3ph1pw1"
 PART_BYTES = 64 << 20  # of the columns that BLAS is given at a time
 
 

@@ -10,13 +10,15 @@ from sprint.bench import references as ref
 from sprint.bench.cases import TABLE
 from sprint.bench.checking import WrongResult, check, compare
 from sprint.bench.convolutions import ALGORITHMS
+from sprint.bench.copies import copies
 from sprint.bench.dry import DryDevice, Launch
+from sprint.bench.library import open_library
 from sprint.bench.net_calls import net_cases, op_of, problem_of
 from sprint.bench.selection import OPS, cases_of, default_cases, named
 from sprint.bench.sets import convnet, deepbench, set_cases
 from sprint.engine.errors import UsageError
 from sprint.engine.nets import build
-from sprint.kernels import source
+from sprint.kernels import blas, source
 from sprint.kernels.conv_shape import ConvShape
 from sprint.kernels.host import HostDevice
 from sprint.kernels.simt import SimtDevice
@@ -115,7 +117,39 @@ def test_bytes_and_flops(text, moved, flops):
 def test_only_convolutions_may_take_fewer_operations():
     assert cases_of("conv_forward n1c1h8w8k1r3s3 winograd")[0].least_flops == 2 * 9 * 36 / 2.25
     assert cases_of("conv_forward n1c1h8w8k1r3s3 explicit")[0].least_flops == 2 * 9 * 36
-    assert all(case.least_flops == case.flops for case in default_cases([]))
+    assert all(case.least_flops == case.flops for case in default_cases([]) if "winograd" not in case.problem.words)
+
+
+# ---- what the cases are compared with
+
+@pytest.mark.parametrize("text", [
+    "conv_forward n3c2h9w8k5r3s3 explicit", "conv_backward_data n3c2h9w8k5r3s3 explicit",
+    "conv_backward_filter n3c2h9w8k5r3s3 explicit", "sgemm m5n7k11 ta", "sgemm m5n7k11 tb"])
+@pytest.mark.parametrize("part_bytes", [1 << 26, 2000, 100])
+def test_the_library_does_the_whole_product_in_parts(monkeypatch, text, part_bytes):
+    monkeypatch.setattr("sprint.bench.convolutions.PART_BYTES", part_bytes)
+    done, sgemm = [], blas.sgemm
+
+    def spied(a, b, c, trans_a, trans_b, alpha, beta, threads):
+        done.append(2 * c.size * a.shape[0 if trans_a else 1])
+        sgemm(a, b, c, trans_a, trans_b, alpha, beta, threads)
+
+    monkeypatch.setattr(blas, "sgemm", spied)
+    (case,) = cases_of(text)
+    library = open_library(HostDevice(threads=2), case, "NumPy copy")
+    assert list(library) == ["BLAS"]
+    library["BLAS"](0)
+    assert sum(done) == case.flops and (len(done) > 1) == ("conv" in text and part_bytes < 1 << 26)
+
+
+def test_copies_copy(rng, fast):
+    source = rng.random(700_001, np.float32)
+    for name, copy in copies(fast, target := np.empty_like(source), source).items():
+        target.fill(np.nan)
+        copy()
+        np.testing.assert_array_equal(target, source, err_msg=name)
+    (case,) = cases_of("axpy n1000")
+    assert list(open_library(fast, case, "relu copy")) == ["NumPy copy", "relu copy"]
 
 
 # ---- problem strings
