@@ -13,8 +13,9 @@ def check_writable(option: str, path: Path | None) -> None:
     """Raise UsageError, naming the option, when `path` cannot be written."""
     if path is None or str(path) == "-":
         return
-    if path.is_dir():
-        raise UsageError(f"{option}: expected a file to write, got the folder {path}")
+    if path.exists() and not path.is_file():  # a device would be replaced by a file
+        kind = "folder" if path.is_dir() else "device"
+        raise UsageError(f"{option}: expected a file to write, got the {kind} {path}")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -25,5 +26,5 @@ def check_writable(option: str, path: Path | None) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` so that readers see the old file or the whole new one."""
-    replace_file(path, text.encode())
+    """Write `text` so that readers see the old file or the whole new one; a link stays one."""
+    replace_file(path.resolve(), text.encode())

@@ -28,7 +28,7 @@ def write_between(path: Path, name: str, text: str) -> None:
 def _split(path: Path, name: str) -> tuple[str, str]:
     """What comes up to and with the first mark, and from the second mark on."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    text = path.read_text(encoding="utf-8")
+    text = path.read_bytes().decode()  # line ends stay as they are
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise UsageError(f"readme: expected one '{begin}' and one '{end}' behind it in {path}")
     return text[: text.index(begin) + len(begin)], text[text.index(end):]

@@ -141,10 +141,12 @@ def test_marks_are_replaced_only_when_there_is_one_pair(tmp_path):
         with pytest.raises(UsageError, match="expected one '<!-- bench:begin -->'"):
             marks.write_between(path, "bench", "new")
         assert path.read_text() == text
-    path.write_text(README)
+    windows = README.replace("\n", "\r\n")
+    path.write_bytes(windows.encode())
     for _ in range(2):
         marks.write_between(path, "bench", "| new |")
-    assert path.read_text() == README.replace("old", "| new |")
+    before, after = windows.split("\r\nold\r\n")
+    assert path.read_bytes().decode() == f"{before}\n| new |\n{after}"
 
 
 # ---- bad input: one line, exit code 2, nothing measured, nothing written
@@ -157,6 +159,7 @@ def test_marks_are_replaced_only_when_there_is_one_pair(tmp_path):
     (["--device", "tpu"], "got 'tpu'"), (["--device-threads", "0"], "got 0"), (["--block", "64"], "got host:0"),
     (["--net", "lenet", "sigmoid"], "that occur there, got sigmoid"), (["--subbatch", "0"], "--subbatch"),
     (["--json", "/nowhere/b.json"], "/nowhere/b.json (No such file"), (["--json", "/"], "got the folder /"),
+    (["--json", "/dev/null"], "got the device /dev/null"),
     (["--readme", "/nowhere/README.md"], "which is none"), (["--nonsense"], "--nonsense"),
 ])
 def test_bad_input(monkeypatch, tmp_path, capsys, arguments, message):
