@@ -63,6 +63,16 @@ class Fields:
             raise self.unfit(key, "a list of numbers > 0", values)
         return np.array(values, dtype=np.float64)
 
+    def pairs(self, key: str) -> tuple[tuple[float, float], ...]:
+        """One or more pairs of numbers > 0."""
+        expected = "a list of pairs of numbers > 0"
+        values = self.take(key, expected)
+        if not (isinstance(values, list) and values and all(
+                isinstance(pair, list) and len(pair) == 2 and all(_is_number(v) and v > 0 for v in pair)
+                for pair in values)):
+            raise self.unfit(key, expected, values)
+        return tuple((float(first), float(second)) for first, second in values)
+
     def inside(self, key: str, *, optional: bool = False) -> Fields:
         """The object under `key`; an empty one if it may be absent and is."""
         value = self._optional(key, "an object", {} if optional else None)

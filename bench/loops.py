@@ -13,6 +13,7 @@ from .spread import lock_spread
 
 Array = np.ndarray
 TURNS, CALM, TINY = 500, 20, 1e-300
+NODES_OF_RULE, WEIGHTS_OF_RULE = np.polynomial.legendre.leggauss(24)  # of an integral over -1..1
 ROUNDS = (1e-3, 1e-5, 1e-7, 1e-10)  # relative changes to settle to, each with a better idea of what locks cost
 
 
@@ -53,19 +54,24 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Terms by name (outcome.GPU_TERMS, outcome.UPDATE_TERMS), their sums and the barrier, seconds."""
+    """Terms by name (outcome.GPU_TERMS, outcome.UPDATE_TERMS), their sums and the barrier, seconds.
+
+    wait: of the update thread for the gradients that it must have, part of t_update but of no term.
+    """
 
     gpu_terms: dict[str, Any]
     update_terms: dict[str, Any]
     t_gpu: Any
     t_update: Any
     barrier: Any
+    wait: Any
 
 
-def solve(pieces: Pieces, nodes: Any, devices: int) -> Solution:
+def solve(pieces: Pieces, nodes: Any, devices: int, least: int = 0) -> Solution:
     """The fixed point of the two sums, which contain each other.
 
-    nodes: a number or an array that broadcasts with the pieces; the answers have the broadcast shape.
+    nodes: a number or an array that broadcasts with the pieces; the answers have the broadcast shape. least: gradients
+    of each node that an update waits for, 0 in the paper.
     Raises: UsageError where a turn takes no time, RuntimeError where the iteration does not settle.
     Source: Oyama et al. 2016, table of terms; the iteration and what locks add to the barrier are ours.
     """
@@ -75,18 +81,18 @@ def solve(pieces: Pieces, nodes: Any, devices: int) -> Solution:
         raise UsageError("predict: expected a gradient and an update that take time, got 0 s")
     spread: Any = 0.0
     for tolerance in ROUNDS:
-        solution = _settle(pieces, nodes, devices, t_gpu, t_update, spread, tolerance)
+        solution = _settle(pieces, nodes, devices, least, t_gpu, t_update, spread, tolerance)
         t_gpu, t_update = solution.t_gpu, solution.t_update
         spread = lock_spread(devices, nodes, t_gpu, t_update, float(pieces.add), float(pieces.deposit),
                              float(pieces.fetch))
     return solution
 
 
-def _settle(pieces: Pieces, nodes: Any, devices: int, t_gpu: Array, t_update: Array, spread: Any,
+def _settle(pieces: Pieces, nodes: Any, devices: int, least: int, t_gpu: Array, t_update: Array, spread: Any,
             tolerance: float) -> Solution:
     """Turn after turn from the given loop times, with what locks add to the barrier (spread, seconds) held."""
     for turn in range(TURNS):
-        found = _turn(pieces, nodes, devices, t_gpu, t_update, spread)
+        found = _turn(pieces, nodes, devices, least, t_gpu, t_update, spread)
         step = max(_change(found.t_gpu, t_gpu), _change(found.t_update, t_update))
         if step < tolerance:
             return found
@@ -96,11 +102,13 @@ def _settle(pieces: Pieces, nodes: Any, devices: int, t_gpu: Array, t_update: Ar
     raise RuntimeError(f"predict: expected the loop times to settle, got a change of {step:.1e}")
 
 
-def _turn(pieces: Pieces, nodes: Any, devices: int, t_gpu: Array, t_update: Array, spread: Any) -> Solution:
+def _turn(pieces: Pieces, nodes: Any, devices: int, least: int, t_gpu: Array, t_update: Array,
+          spread: Any) -> Solution:
     """One evaluation of the sixteen terms for the given loop times."""
     full = np.minimum(t_update / t_gpu, 1.0)
     fetch = np.minimum(t_gpu / t_update, 1.0) * pieces.fetch
-    sum_gradient = devices * full * pieces.add - (pieces.add - pieces.take) * (1 - (1 - full) ** devices)
+    none = 0.0 if least else (1 - full) ** devices
+    sum_gradient = devices * full * pieces.add - (pieces.add - pieces.take) * (1 - none)
     barrier = barrier_seconds(devices, nodes, full, pieces.take, pieces.add) + spread
     gpu = {"lock_weights": wait(pieces.publish, t_update) + (devices - 1) * wait(fetch, t_gpu),
            "fetch_weights": fetch, "load_image": pieces.load, "deform_image": pieces.deform,
@@ -110,7 +118,10 @@ def _turn(pieces: Pieces, nodes: Any, devices: int, t_gpu: Array, t_update: Arra
               "update_old_weights": pieces.old, "add_momentum": pieces.momentum_add,
               "allreduce": barrier + pieces.reduce, "update_momentum": pieces.momentum,
               "lock_weights": devices * wait(fetch, t_gpu), "update_weights": pieces.publish}
-    return Solution(gpu, update, sum(gpu.values()) + 0 * t_gpu, sum(update.values()) + 0 * t_update, barrier)
+    busy = sum(update.values()) + 0 * t_update
+    alone, together = (waiting_seconds(least, devices, among, t_gpu, busy) for among in (1, nodes))
+    update["allreduce"] = update["allreduce"] + together - alone
+    return Solution(gpu, update, sum(gpu.values()) + 0 * t_gpu, busy + together, barrier + together - alone, alone)
 
 
 def wait(section: Any, turn: Any) -> Any:
@@ -119,6 +130,29 @@ def wait(section: Any, turn: Any) -> Any:
     Source: Oyama et al. 2016, eq. (7).
     """
     return section * section / (2 * turn)
+
+
+def waiting_seconds(least: int, devices: int, nodes: Any, t_gpu: Any, busy: Any) -> Any:
+    """Expected time from the end of an update's work, `busy` s, until each of `nodes` nodes has `least` gradients.
+
+    Seen from the moment at which a gradient let the update go, all other devices come at even chance within t_gpu, and
+    the same device after t_gpu. Source: ours; the paper's updates wait for nothing.
+    """
+    if not least:
+        return np.zeros(np.shape(busy))
+    busy = np.minimum(busy, t_gpu)
+    moments = busy[..., None] + (t_gpu - busy)[..., None] * (1 + NODES_OF_RULE) / 2
+    come = np.clip(moments / t_gpu[..., None], 0.0, 1.0)
+    least = min(least, devices)
+    others = np.asarray(nodes, np.float64)[..., None] - 1
+    all_there = (1 - _fewer(least, devices - 1, come)) * (1 - _fewer(least, devices, come)) ** others
+    return (t_gpu - busy) / 2 * ((1 - all_there) @ WEIGHTS_OF_RULE)
+
+
+def _fewer(least: int, trials: int, part: Array) -> Array:
+    """Probability of fewer than `least` successes."""
+    return np.asarray(sum(math.comb(trials, n) * part**n * (1 - part) ** (trials - n)
+                          for n in range(min(least, trials + 1))))
 
 
 def barrier_seconds(devices: int, nodes: Any, full: Any, take: Any, add: Any) -> Any:

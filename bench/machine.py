@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from .gemm_time import GemmEstimate, GemmTable
 SCHEMA = 1
 UNITS = "alpha: s per element, beta: s per call, residual: relative standard deviation, memory: bytes"
 MACHINES = Path(__file__).with_name("machines")
+LIST = re.compile(r"\[[^][{}]*\]")  # of numbers, which stand in one line of the file
 PER_PIXEL = ("load_image", "deform_image")
 PER_PARAMETER = ("fetch_weights", "compute_update_val", "update_gradient", "sum_gradient",
                  "update_old_weights", "add_momentum", "update_momentum", "update_weights")
@@ -26,15 +29,30 @@ PER_PARAMETER = ("fetch_weights", "compute_update_val", "update_gradient", "sum_
 
 @dataclass(frozen=True)
 class Linear:
-    """alpha * elements + beta seconds; residual: relative standard deviation of the measurements about it."""
+    """alpha * elements + beta seconds; residual: relative standard deviation of the measurements about it.
+
+    points: (elements, seconds) in order, where a straight line does not do (a processor's caches end somewhere):
+    between them the time is interpolated, beyond them it grows like the line.
+    """
 
     alpha: float
     beta: float = 0.0
     residual: float = 0.0
+    points: tuple[tuple[float, float], ...] = ()
 
     def time(self, elements: Any) -> Any:
         """Seconds for `elements` (a number or an array)."""
-        return self.alpha * elements + self.beta
+        line = self.alpha * elements + self.beta
+        if not self.points:
+            return line
+        at, seconds = np.array(self.points).T
+        near = np.clip(elements, at[0], at[-1])
+        return np.interp(near, at, seconds) * line / (self.alpha * near + self.beta)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        numbers: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta, "residual": self.residual}
+        return numbers | ({"points": [list(point) for point in self.points]} if self.points else {})
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,8 @@ class Machine:
         take_gradient, the first GradBuf of a sum, may be missing and then costs what sum_gradient does.
     conv: the convolution that runs, as the engine names it ("auto": the fastest); threads: host threads of one device.
     jitter: relative standard deviation of the time of a gradient from one iteration to the next.
-    contention: busy devices on one host -> how many times longer a gradient takes there.
+    contention: busy devices on one host -> how many times longer a gradient takes there; devices that are the host's
+        own cores share them with the update threads, which count as busy then, and all that either does takes longer.
     sources: where each value comes from, by dotted field.
     """
 
@@ -103,13 +122,21 @@ class Machine:
         return self.kernels[name]
 
     def gemm_path(self, path: str) -> str:
-        """The entry of `gemm` that serves a path. Raises UsageError naming the field where there is none."""
-        for name in (path, path.split(".")[0]):
+        """The entry of `gemm` that serves a path: the library's sgemm stands in for the host's own tiles.
+
+        Raises UsageError naming the field where there is none.
+        """
+        library = path.replace("tiles", "sgemm")
+        for name in (path, path.split(".")[0], library, library.split(".")[0]):
             if name in self.gemm:
                 return name
         raise UsageError(f"machine {self.name}: gemm.{path}: expected a grid or an estimate, got nothing")
 
-    def crowding(self, busy: int) -> float:
+    def busy(self, devices: int, ranks_per_host: int) -> float:
+        """Busy devices of a host with so many ranks; a thread that updates counts where it takes a core from them."""
+        return ranks_per_host * (devices + (1 / self.threads if self.device.kind == "host" else 0))
+
+    def crowding(self, busy: float) -> float:
         """How many times longer a gradient takes with `busy` devices on one host.
 
         Linear between the measured counts; beyond the last in proportion to `busy`: the processor is full.
@@ -122,14 +149,15 @@ class Machine:
 
     def save(self, path: Path) -> None:
         """Write the machine file (JSON)."""
-        path.write_text(json.dumps(self._plain(), indent=1) + "\n", encoding="utf-8")
+        text = LIST.sub(lambda numbers: " ".join(numbers[0].split()), json.dumps(self._plain(), indent=1))
+        path.write_text(text + "\n", encoding="utf-8")
 
     def _plain(self) -> dict[str, Any]:
         head = {"schema": SCHEMA, "name": self.name, "description": self.description, "date": self.date,
                 "units": UNITS, "threads": self.threads, "device": asdict(self.device), "conv": self.conv}
-        body = {"kernels": {k: asdict(v) for k, v in self.kernels.items()},
+        body = {"kernels": {k: v.plain() for k, v in self.kernels.items()},
                 "gemm": {k: _plain_gemm(v) for k, v in self.gemm.items()},
-                "steps": {k: asdict(v) for k, v in self.steps.items()}, "allreduce": asdict(self.allreduce),
+                "steps": {k: v.plain() for k, v in self.steps.items()}, "allreduce": asdict(self.allreduce),
                 "jitter": self.jitter, "contention": {str(k): v for k, v in self.contention.items()}}
         return head | body | {"sources": dict(self.sources)}
 
@@ -185,7 +213,10 @@ def _device(fields: Fields) -> DeviceFacts:
 
 
 def _linear(fields: Fields) -> Linear:
-    value = Linear(fields.number("alpha"), fields.number("beta", 0.0), fields.number("residual", 0.0))
+    points = fields.pairs("points") if "points" in fields.data else ()
+    value = Linear(fields.number("alpha"), fields.number("beta", 0.0), fields.number("residual", 0.0), points)
+    if points and (value.alpha + value.beta == 0 or any(a[0] >= b[0] for a, b in pairwise(points))):
+        raise fields.unfit("points", "ascending elements, and alpha or beta above 0", points)
     fields.nothing_else()
     return value
 

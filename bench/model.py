@@ -101,8 +101,13 @@ def memory_bytes(spec: NetSpec, machine: Machine, subbatch: int) -> int:
                        workspace_bytes=machine.device.workspace_bytes).total
 
 
-def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, compute: Any) -> Pieces:
-    """The pieces of both loops. nodes, subbatch, compute (s): numbers or arrays that broadcast together."""
+def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, gradient: Any,
+              crowding: float = 1.0) -> Pieces:
+    """The pieces of both loops. nodes, subbatch, gradient (s): numbers or arrays that broadcast together.
+
+    crowding: how many times longer a gradient takes because of who else is busy on the host, and everything else
+    too where the devices are the host's own cores.
+    """
     parameters, pixels = spec.parameter_count, math.prod(spec.in_shape) * np.asarray(subbatch)
     steps: dict[str, Any] = {}
     for name in PER_PIXEL:
@@ -110,7 +115,9 @@ def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, comput
     for name in (*PER_PARAMETER, "take_gradient"):
         share = parameters / nodes if name in SLICED else parameters
         steps[PIECE_OF_STEP[name]] = machine.steps[name].time(share)
-    return Pieces(compute=compute, reduce=machine.allreduce.time(nodes, parameters), **steps)
+    pieces = {"compute": gradient, "reduce": machine.allreduce.time(nodes, parameters), **steps}
+    slowed = pieces if machine.device.kind == "host" else ("compute",)
+    return Pieces(**{name: value * (crowding if name in slowed else 1.0) for name, value in pieces.items()})
 
 
 def predict(spec: NetSpec, machine: Machine, config: Config) -> Outcome:
@@ -119,9 +126,9 @@ def predict(spec: NetSpec, machine: Machine, config: Config) -> Outcome:
     Raises: UsageError naming a constant that the machine lacks.
     """
     gradient = gradient_time(spec, machine, config.subbatch)
-    crowding = machine.crowding(config.devices * config.ranks_per_host)
-    pieces = pieces_of(spec, machine, config.nodes, config.subbatch, crowding * gradient.total)
-    solution = solve(pieces, config.nodes, config.devices)
+    crowding = machine.crowding(machine.busy(config.devices, config.ranks_per_host))
+    pieces = pieces_of(spec, machine, config.nodes, config.subbatch, gradient.total, crowding)
+    solution = solve(pieces, config.nodes, config.devices, config.min_gradients)
     gpu = {name: float(value) for name, value in solution.gpu_terms.items()}
     update = {name: float(value) for name, value in solution.update_terms.items()}
     moved = _moved(machine, gradient, crowding, pieces)
@@ -131,7 +138,7 @@ def predict(spec: NetSpec, machine: Machine, config: Config) -> Outcome:
         minibatch_distribution(config, float(solution.t_update / solution.t_gpu)),
         staleness_distribution(solution, config.devices),
         memory_bytes(spec, machine, config.subbatch), machine.device.memory_bytes,
-        _uncertainty(moved, solution, config), _warnings(machine, gradient))
+        _uncertainty(moved, solution, config), _warnings(machine, gradient), float(solution.wait))
 
 
 def minibatch_mean(nodes: Any, devices: int, subbatch: Any, ratio: Any) -> Any:
@@ -142,8 +149,16 @@ def minibatch_mean(nodes: Any, devices: int, subbatch: Any, ratio: Any) -> Any:
 def minibatch_distribution(config: Config, ratio: float) -> Distribution:
     """Samples of an update: every device brings floor(ratio) sub-batches, and one more with the rest of ratio.
 
+    Where updates wait for some gradients of each node, those are certain and only the other devices are left to chance.
     Source: reconstruction, from the binomial assumption of Oyama et al. 2016, eq. (8).
     """
+    certain = min(config.min_gradients, config.devices) if ratio < 1 else 0
+    free = config.devices - certain
+    if certain:
+        part = (config.devices * ratio - certain) / free if free else 0.0
+        brought = certain * config.nodes + np.arange(config.nodes * free + 1)
+        chances = _binomial(config.nodes * free, min(max(part, 0.0), 1.0))
+        return Distribution(config.subbatch * brought, chances).likely()
     devices = config.nodes * config.devices
     whole = math.floor(ratio)
     extra = _binomial(devices, ratio - whole)
@@ -179,13 +194,13 @@ def _lags(solution: Solution, devices: int) -> Iterator[Any]:
     flight = solution.t_gpu - gpu["lock_weights"] - gpu["update_gradient"]
     visit = (update["lock_gradient"] + update["sum_gradient"]) / devices
     for device in range(devices):
-        yield (flight - device * visit) / solution.t_update
+        yield (flight - solution.wait - device * visit) / solution.t_update
 
 
 def _binomial(trials: int, part: float) -> Array:
     """Probabilities of 0..trials successes, float64."""
-    if part <= 0:
-        return np.eye(1, trials + 1)[0]
+    if part <= 0 or part >= 1:
+        return np.eye(1, trials + 1, trials if part > 0 else 0)[0]
     count = np.arange(trials + 1)
     logs = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, trials + 1)))))
     choose = logs[-1] - logs - logs[::-1]
@@ -197,7 +212,7 @@ def _uncertainty(moved: Iterator[Pieces], solution: Solution, config: Config) ->
     centre = _results(solution, config)
     variance = dict.fromkeys(centre, 0.0)
     for pieces in moved:
-        result = _results(solve(pieces, config.nodes, config.devices), config)
+        result = _results(solve(pieces, config.nodes, config.devices, config.min_gradients), config)
         for name, value in result.items():
             variance[name] += (value / centre[name] - 1) ** 2
     return {name: math.sqrt(value) for name, value in variance.items()}

@@ -68,6 +68,9 @@ def _terms(outcomes: list[Outcome], loop: str, names: tuple[str, ...]) -> Render
     if loop == "update":
         barriers = [outcome.barrier for outcome in outcomes]
         table.add_row("  T_Barrier, in Allreduce", *(f"{1e3 * b:.3f}" for b in barriers), _error(barriers))
+        waits = [outcome.wait for outcome in outcomes]
+        if any(waits):
+            table.add_row("  wait for gradients", *(f"{1e3 * wait:.3f}" for wait in waits), _error(waits))
     return table
 
 

@@ -19,13 +19,17 @@ UPDATE_TERMS = ("lock_gradient", "sum_gradient", "update_old_weights", "add_mome
 
 @dataclass(frozen=True)
 class Config:
-    """A run to look at. images: samples of an epoch; ranks_per_host: nodes (MPI ranks) that share a host."""
+    """A run to look at. images: samples of an epoch; ranks_per_host: nodes (MPI ranks) that share a host.
+
+    min_gradients: of each node, that an update waits for; 0 as in the paper.
+    """
 
     nodes: int
     devices: int
     subbatch: int
     images: int = ILSVRC_IMAGES
     ranks_per_host: int = 1
+    min_gradients: int = 0
 
     def __post_init__(self) -> None:
         for name in ("nodes", "devices", "subbatch", "images", "ranks_per_host"):
@@ -80,9 +84,9 @@ class Outcome:
 
     method: "predict", "simulate" or "measure". gpu_terms, update_terms: the eight terms of each loop
     (GPU_TERMS, UPDATE_TERMS); t_gpu, t_update: their sums. barrier: the part of allreduce spent waiting for
-    other nodes. minibatch: samples of one update; staleness: updates between the fetch of the weights and the
-    update that uses the gradient, 0 for the very next. uncertainty: quantity -> relative standard deviation,
-    from the calibration's residuals.
+    other nodes; wait: for gradients, part of t_update and of no term. minibatch: samples of one update; staleness:
+    updates between the fetch of the weights and the update that uses the gradient, 0 for the very next.
+    uncertainty: quantity -> relative standard deviation, from the calibration's residuals.
     """
 
     method: str
@@ -100,6 +104,7 @@ class Outcome:
     memory_limit: int
     uncertainty: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    wait: float = 0.0
 
     @property
     def t_epoch(self) -> float:
@@ -109,7 +114,7 @@ class Outcome:
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         numbers = {name: getattr(self, name) for name in (
-            "method", "network", "machine", "t_gpu", "t_update", "t_epoch", "barrier", "memory_bytes",
+            "method", "network", "machine", "t_gpu", "t_update", "t_epoch", "barrier", "wait", "memory_bytes",
             "memory_limit")}
         return numbers | {"config": vars(self.config), "gpu_terms": dict(self.gpu_terms),
                           "update_terms": dict(self.update_terms), "minibatch": self.minibatch.plain(),

@@ -68,10 +68,11 @@ def simulate(spec: NetSpec, machine: Machine, config: Config, weather: Weather, 
         raise UsageError(f"simulate: updates: expected >= {LEAST_UPDATES}, got {updates}")
     weather.check(config.nodes)
     gradient = gradient_time(spec, machine, config.subbatch).total
-    compute = float(gradient) * machine.crowding(config.devices * config.ranks_per_host)
+    crowding = machine.crowding(machine.busy(config.devices, config.ranks_per_host))
+    compute = float(gradient) * crowding
 
     def pieces_for(nodes: int) -> Pieces:
-        pieces = vars(pieces_of(spec, machine, nodes, config.subbatch, compute))
+        pieces = vars(pieces_of(spec, machine, nodes, config.subbatch, gradient, crowding))
         return Pieces(**{name: float(value) for name, value in pieces.items()})
 
     random = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from sprint.bench.loops import Pieces, barrier_seconds, solve, wait
+from sprint.bench.loops import Pieces, barrier_seconds, solve, wait, waiting_seconds
 from sprint.bench.spread import lock_spread
 from sprint.engine.errors import UsageError
 
@@ -126,3 +126,44 @@ def test_lock_spread_is_nothing_on_one_node_or_without_sections():
     cells = np.array([0.3, 1.0])
     np.testing.assert_allclose(lock_spread(4, 1, cells, cells, 0.02, 0.03, 0.014), 0, atol=1e-12)
     np.testing.assert_array_equal(lock_spread(4, 16, cells, cells, 0.0, 0.0, 0.0), 0)
+
+
+def played(nodes, devices, work, least, seed=1):
+    """Mean time between updates that wait for `least` gradients of each node, gradients coming once in a second."""
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(20):
+        following, waiting = rng.uniform(0, 1, (nodes, devices)), np.zeros(nodes, int)
+        now, updates = 0.0, []
+        while len(updates) < 150:
+            come = following <= now
+            waiting += come.sum(axis=1)
+            following = following + come
+            if (waiting >= least).all():
+                updates.append(now)
+                waiting[:] = 0
+                now += work
+            elif not come.any():
+                now = following.min()
+        means.append(np.diff(updates[20:]).mean())
+    return np.mean(means)
+
+
+@pytest.mark.parametrize(("nodes", "devices", "least", "tolerance"), [
+    (1, 1, 1, 1e-9), (3, 1, 1, 1e-9), (1, 2, 1, 0.1), (1, 4, 1, 0.1), (1, 3, 2, 0.15), (4, 4, 1, 0.1), (2, 8, 1, 0.1)])
+@pytest.mark.parametrize("work", [0.1, 0.6])
+def test_waiting_for_gradients_is_what_playing_it_gives(nodes, devices, least, tolerance, work):
+    waited = float(waiting_seconds(least, devices, nodes, np.array(1.0), np.array(work)))
+    assert work + waited == pytest.approx(played(nodes, devices, work, least), rel=tolerance)
+
+
+def test_an_update_that_waits_for_nothing_does_not_wait():
+    assert waiting_seconds(0, 4, 2, np.array(1.0), np.array(0.2)) == 0
+    assert waiting_seconds(1, 4, 2, np.array(1.0), np.array(1.5)) == pytest.approx(0)
+
+
+def test_one_device_whose_update_waits_for_its_gradient_sets_the_pace():
+    solution = solve(replace(QUIET, load=0.1, deform=0.1, old=0.1, reduce=0.1), 3, 1, least=1)
+    assert solution.t_update == pytest.approx(1.2)
+    assert solution.wait == pytest.approx(1.0)
+    assert sum(solution.update_terms.values()) == pytest.approx(0.2)

@@ -87,6 +87,7 @@ def test_a_saved_machine_reads_back_the_same(tmp_path, toy_data):
                                     "seconds": [[[1.0], [None]], [[3.0], [4.0]]], "residual": 0.1}
     toy_data |= {"contention": {"2": 1.5}, "jitter": 0.03, "sources": {"device": "estimate"}}
     toy_data["device"]["workspace_bytes"] = 12345
+    toy_data["steps"]["load_image"]["points"] = [[10, 0.5], [20, 0.75]]
     first = read_machine(toy_data, "toy.json")
     first.save(tmp_path / "a.json")
     second = load_machine(tmp_path / "a.json")
@@ -113,6 +114,32 @@ def test_crowding_is_linear_between_counts_and_proportional_beyond(toy_data):
     toy_data["contention"] = {"1": 1.0, "3": 2.0}
     machine = read_machine(toy_data, "t")
     assert [machine.crowding(busy) for busy in (1, 2, 3, 6)] == [1.0, 1.5, 2.0, 4.0]
+
+
+def test_points_bend_the_line_between_them_and_the_line_goes_on_beyond(toy_data):
+    toy_data["kernels"]["im2col"] = {"alpha": 2.0, "beta": 1.0, "points": [[10, 30], [20, 80]]}
+    time = read_machine(toy_data, "t").kernel("im2col").time
+    np.testing.assert_allclose(time(np.array([10, 15, 20, 40.0])), [30, 55, 80, 80 * 81 / 41])
+    assert time(5) == pytest.approx(30 * 11 / 21)
+
+
+@pytest.mark.parametrize("points", [[], [[1, 2], [1, 3]], [[1, 2, 3]], [[1, -2]], "x"])
+def test_points_that_are_no_curve_are_refused(toy_data, points):
+    toy_data["steps"]["load_image"] = {"alpha": 1e-9, "points": points}
+    with pytest.raises(UsageError, match=r"^machine t: steps\.load_image\.points: expected"):
+        read_machine(toy_data, "t")
+
+
+def test_update_threads_are_busy_only_where_devices_are_cores(toy_data):
+    assert read_machine(toy_data, "t").busy(3, 2) == 6
+    toy_data["device"]["kind"] = "host"
+    assert read_machine(toy_data, "t").busy(3, 2) == 2 * (3 + 0.5)  # two threads a device
+
+
+def test_lists_of_numbers_stand_in_one_line_of_the_file(tmp_path, toy_data):
+    toy_data["steps"]["load_image"]["points"] = [[10, 0.5], [20, 0.75]]
+    read_machine(toy_data, "t").save(tmp_path / "m.json")
+    assert "[10.0, 0.5]" in (tmp_path / "m.json").read_text().replace("[ ", "[").replace(" ]", "]")
 
 
 def test_a_missing_kernel_or_path_is_named_when_it_is_needed(toy):

@@ -161,6 +161,27 @@ def test_crowding_lengthens_only_the_gradient(toy_data):
     assert crowded.gpu_terms["load_image"] == alone.gpu_terms["load_image"]
 
 
+def test_crowding_lengthens_everything_where_devices_are_the_hosts_cores(toy_data):
+    toy_data["device"]["kind"], toy_data["threads"] = "host", 1
+    alone = predict(build("lenet"), read_machine(toy_data, "t"), Config(2, 2, 4))
+    toy_data["contention"] = {"1": 1.0, "3": 2.0}
+    crowded = predict(build("lenet"), read_machine(toy_data, "t"), Config(2, 2, 4))  # two devices and an update thread
+    assert crowded.t_gpu == pytest.approx(2 * alone.t_gpu)
+    assert crowded.t_update == pytest.approx(2 * alone.t_update)
+    assert crowded.staleness.mean == pytest.approx(alone.staleness.mean)
+
+
+def test_updates_that_wait_for_a_gradient_have_one_of_each_node(toy):
+    waiting = predict(build("lenet"), toy, Config(2, 2, 4000, min_gradients=1))
+    assert 0 < waiting.wait < waiting.t_update
+    assert waiting.minibatch.values.min() == 8000
+    assert waiting.minibatch.mean == pytest.approx(2 * 2 * 4000 * waiting.t_update / waiting.t_gpu)
+    assert sum(waiting.update_terms.values()) + waiting.wait == pytest.approx(waiting.t_update)
+    one = predict(build("lenet"), toy, Config(1, 1, 4000, min_gradients=1))
+    assert one.t_update == pytest.approx(one.t_gpu)
+    assert (one.minibatch.values.tolist(), one.minibatch.probabilities.tolist()) == ([4000], [1.0])
+
+
 def test_memory_is_the_engines_plan_without_momentum(toy):
     outcome = predict(build("lenet"), toy, Config(1, 1, 4))
     parameters = 431_080
