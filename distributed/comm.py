@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import faulthandler
 import os
 import socket
@@ -183,6 +184,18 @@ class Mpi:
             self._comm.Allgather(np.array(values, np.float64), every)
         self._complete("gather_all", not np.isnan(every).any())
         return every
+
+    def first(self, count: int) -> Mpi | None:
+        """Return the first `count` ranks as a group of their own, None on the others; a collective of all."""
+        with self._errors("first"):
+            part = self._comm.Split(0 if self.rank < count else self._mpi.UNDEFINED, self.rank)
+        if part == self._mpi.COMM_NULL:
+            return None
+        part.Set_errhandler(self._mpi.ERRORS_RETURN)
+        group = copy.copy(self)
+        group._comm = part
+        group._read_members(self._world.rank)
+        return group
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
         """Fill the flat float32 `array` (n,) with the one of `root`. Raises RankFailed."""
