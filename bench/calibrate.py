@@ -1,0 +1,236 @@
+"""Measure a machine: every constant of the performance model for some nets, on a device and between ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..distributed.ranks import Comm
+from ..engine.layers import NetSpec
+from ..kernels.device import Device, open_device
+from ..kernels.host import usable_cores
+from . import environment
+from .crowd import Crowd, Trial, measure_crowd
+from .fit import fit_curve
+from .gauge import Gauge, product_bytes
+from .gemm_time import GemmEstimate, GemmTable
+from .grids import errors, measure_table
+from .loop_gauge import measure_images, measure_steps
+from .machine import Allreduce, DeviceFacts, Linear, Machine
+from .model import gradient_time
+from .needs import Product, kernel_cases, products
+from .op import Case
+from .ranks_gauge import measure_allreduce
+
+MOST_SIZES = 9  # of a kernel that are measured
+MEMORY_PART = 8  # the arrays of one call take no more than this part of the device's memory
+LEAST_PARAMETERS = 4096
+
+
+@dataclass(frozen=True)
+class Effort:
+    """seconds: for each call; limit_s: of the longest call; trials_s: of the gradients measured whole;
+    most_parameters: of the buffers that the steps of the loops are measured on."""
+
+    seconds: float
+    limit_s: float
+    trials_s: float
+    most_parameters: int
+
+
+QUICK = Effort(0.01, 0.03, 10.0, 4_000_000)
+FULL = Effort(0.05, 0.5, 60.0, 32_000_000)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the machine file shall be good for: nets, sub-batches, and how convolutions run."""
+
+    specs: Sequence[NetSpec]
+    subbatches: Sequence[int]
+    conv: str
+    effort: Effort
+
+    @property
+    def between(self) -> list[int]:
+        """Sub-batches that are only for checking."""
+        pairs = zip(self.subbatches[:-1], self.subbatches[1:], strict=True)
+        return [(low + high) // 2 for low, high in pairs if high - low > 1]
+
+
+@dataclass
+class Calibration:
+    """What came out. checks: (time by the model) / (measured time) - 1 of calls that nothing was fitted to, by group:
+    "kernels", "gemm"; "gradient": of whole gradients, the factor for crowding taken into account."""
+
+    machine: Machine
+    checks: dict[str, list[float]] = field(default_factory=dict)
+
+
+def steps_of_work(wanted: Wanted, comm: Comm) -> int:
+    """How often calibrate() reports."""
+    return 5 + comm.size.bit_length()
+
+
+def calibrate(device: Device, wanted: Wanted, comm: Comm, name: str, description: str,
+              report: Callable[[str], None]) -> Calibration | None:
+    """Measure all constants on rank 0, and the Allreduce on all ranks; a collective. None on the other ranks."""
+    made = _Maker(device, wanted, name, description, report).measure() if comm.rank == 0 else None
+    comm.meet(np.zeros(1))
+    report("Allreduce")
+    host = device.kind == "host"
+    allreduce = measure_allreduce(comm, device if host else None, _parameters(wanted), wanted.effort.seconds * 20)
+    if made is None:
+        return None
+    return Calibration(_with_allreduce(made.machine, allreduce, comm), made.checks)
+
+
+class _Maker:
+    """One rank's part of it."""
+
+    def __init__(self, device: Device, wanted: Wanted, name: str, description: str,
+                 report: Callable[[str], None]) -> None:
+        self.device, self.wanted, self.report = device, wanted, report
+        self.name, self.description = name, description
+        self.gauge = Gauge(device, wanted.effort.seconds)
+        self.checks: dict[str, list[float]] = {}
+
+    def measure(self) -> Calibration:
+        kernels = self._kernels()
+        gemm = self._gemm()
+        self.report("loops")
+        steps = measure_steps(self.device, _parameters(self.wanted), 20 * self.wanted.effort.seconds)
+        steps |= self._images()
+        machine = Machine(
+            self.name, self.description, time.strftime("%Y-%m-%d"), self.device.threads, self._facts(),
+            self.wanted.conv, kernels, gemm, steps, Allreduce(0.0, 0.0), sources=self._sources())
+        crowd = self._crowd(machine)
+        self.checks["gradient"] = crowd.off
+        return Calibration(replace(machine, contention=crowd.contention, jitter=crowd.jitter), self.checks)
+
+    def _facts(self) -> DeviceFacts:
+        memory = self.device.memory().total
+        if self.device.kind == "cuda":
+            return DeviceFacts("cuda", self.device.describe(), 1, memory)
+        count = max(1, usable_cores() // self.device.threads)
+        return DeviceFacts("host", self.device.describe(), count, memory // count)
+
+    def _kernels(self) -> dict[str, Linear]:
+        self.report("kernels")
+        cases: dict[str, dict[float, Case]] = {}
+        for spec in self.wanted.specs:
+            for kernel, found in kernel_cases(spec, self.device, self.wanted.subbatches, self.wanted.conv,
+                                              None).items():
+                cases.setdefault(kernel, {}).update(found)
+        return {kernel: self._kernel(found) for kernel, found in sorted(cases.items())}
+
+    def _kernel(self, cases: dict[float, Case]) -> Linear:
+        """Fitted to every other of some sizes spread over all, checked at the others; the ends are fitted to."""
+        sizes = spread([size for size, case in cases.items() if self._fits(case.nbytes)], MOST_SIZES)
+        times = {size: self.gauge.case(cases[size]) for size in sizes}
+        held = sizes[1:-1:2] if len(sizes) > 4 else []
+        fitted = [size for size in sizes if size not in held]
+        line = fit_curve(fitted, [times[size] for size in fitted])
+        self._check("kernels", [line.time(size) / times[size] - 1 for size in held])
+        return fit_curve(sizes, list(times.values()))
+
+    def _fits(self, nbytes: float) -> bool:
+        return nbytes * MEMORY_PART <= self.device.memory().available
+
+    def _gemm(self) -> dict[str, GemmTable | GemmEstimate]:
+        self.report("products")
+        limit = self.wanted.effort.limit_s
+        calls, held = (_by_path(self._products(batches)) for batches in (self.wanted.subbatches, self.wanted.between))
+        tables: dict[str, GemmTable | GemmEstimate] = {}
+        for path, wanted in sorted(calls.items()):
+            table = measure_table([p for p in wanted if self._fits(product_bytes(p))] or wanted[:1],
+                                  self.gauge.product, limit)
+            tables[path] = table
+            times = {p.sizes: self.gauge.product(p) for p in held.get(path, [])
+                     if not table.time(*map(np.asarray, p.sizes))[1]}
+            self._check("gemm", errors(table, times).values())
+        return tables
+
+    def _products(self, subbatches: Sequence[int]) -> Iterator[Product]:
+        for spec in self.wanted.specs:
+            yield from products(spec, self.device, subbatches, self.wanted.conv, None)
+
+    def _check(self, group: str, off: Iterator[float] | Sequence[float]) -> None:
+        self.checks.setdefault(group, []).extend(off)
+
+    def _images(self) -> dict[str, Linear]:
+        self.report("images")
+        seen: dict[float, tuple[float, float]] = {}
+        for spec in self.wanted.specs:
+            seen |= measure_images(self.gauge, spec, spread(self.wanted.subbatches, 4))
+        values = sorted(seen)
+        return {name: fit_curve(values, [seen[value][place] for value in values])
+                for place, name in enumerate(("load_image", "deform_image"))}
+
+    def _crowd(self, machine: Machine) -> Crowd:
+        self.report("whole gradients")
+        trials = [Trial(spec, n, float(gradient_time(spec, machine, n).total))
+                  for spec in self.wanted.specs for n in spread(self.wanted.subbatches, 3)]
+        devices = [self.device]
+        if self.device.kind == "host":
+            devices = [open_device(f"host:{i}", threads=self.device.threads)
+                       for i in range(machine.device.per_node)]
+        return measure_crowd(devices, _affordable(trials, self.wanted.effort.trials_s, len(devices)),
+                             self.wanted.conv, 10 * self.wanted.effort.seconds)
+
+    def _sources(self) -> dict[str, str]:
+        facts = environment.machine(self.device)
+        nets = ", ".join(f"{spec.name} of {spec.in_shape[1]} pixels" for spec in self.wanted.specs)
+        batches = ", ".join(map(str, self.wanted.subbatches))
+        measured = f"measured by sprint calibrate {facts['sprint']} for {nets}, sub-batches {batches}"
+        return {"device": f"{facts['processor']}, {facts['cores']} cores, {facts['system']}, {facts['blas']}",
+                "kernels": measured, "gemm": measured,
+                "steps": f"{measured}; images are read ahead by a thread and deformed",
+                "contention": "whole gradients against the sum of their kernels"}
+
+
+def spread(values: Sequence[float] | Sequence[int], most: int) -> list:
+    """At most so many of the values, ascending: the ends, and between them as even as may be by their ratios."""
+    ordered = sorted(set(values))
+    if len(ordered) <= most:
+        return ordered
+    wanted = np.geomspace(ordered[0], ordered[-1], most)
+    return sorted({min(ordered, key=lambda value: abs(np.log(value / target))) for target in wanted})
+
+
+def _by_path(found: Iterator[Product]) -> dict[str, list[Product]]:
+    paths: dict[str, dict[tuple[float, float, float], Product]] = {}
+    for product in found:
+        paths.setdefault(product.path, {}).setdefault(product.sizes, product)
+    return {path: list(calls.values()) for path, calls in paths.items()}
+
+
+def _parameters(wanted: Wanted) -> list[int]:
+    """Counts around those of the nets: the same on every rank."""
+    counts = {min(spec.parameter_count, wanted.effort.most_parameters) for spec in wanted.specs}
+    smaller = {max(LEAST_PARAMETERS, count // part) for count in counts for part in (2, 4)}
+    return spread(sorted(counts | smaller), 6)
+
+
+def _affordable(trials: list[Trial], seconds: float, devices: int) -> list[Trial]:
+    """The shortest gradients that take no longer in all, one at least."""
+    chosen: list[Trial] = []
+    for trial in sorted(trials, key=lambda trial: trial.modelled):
+        chosen.append(trial)
+        if sum(20 * each.modelled * devices for each in chosen) > seconds:
+            return chosen[:-1] or chosen
+    return chosen
+
+
+def _with_allreduce(machine: Machine, found: Allreduce, comm: Comm) -> Machine:
+    """Without what the busy devices cost it: the model puts that on again, for as many as there are then."""
+    host = machine.device.kind == "host"
+    slow = machine.crowding(machine.busy(1, max(map(comm.hosts.count, comm.hosts)))) if host else 1.0
+    alone = Allreduce(found.alpha / slow, found.beta / slow, found.latency / slow, found.residual)
+    ranks = f"measured among {comm.size} ranks on {len(set(comm.hosts))} hosts"
+    guess = "one rank only: alpha is a guess (run it under mpirun)"
+    source = {"allreduce": (ranks if comm.size > 1 else guess) + (", one device busy on each" if host else "")}
+    return replace(machine, allreduce=alone, sources={**machine.sources, **source})
