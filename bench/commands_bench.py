@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -154,17 +153,14 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..kernels.host import usable_cores
-    from .environment import machine
+    from .environment import busy, machine
     from .files import write_text
     from .kernel_tables import ceilings_line, console, markdown, print_results
     from .marks import write_between
 
-    out, first_ceilings = console(), bench.ceilings
-    load, cores = os.getloadavg()[0], usable_cores()
-    if load > cores:
-        print(f"warning: expected an idle machine, got a load of {load:.1f} on {cores} cores: times are upper bounds",
-              file=sys.stderr)
+    out, first_ceilings, facts = console(), bench.ceilings, machine(bench.device)
+    if reason := busy(facts):
+        print(f"warning: times are upper bounds: {reason}", file=sys.stderr)
     if not quiet:
         out.print(bench.device.describe())
         if bench.ceilings:
@@ -176,7 +172,6 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
         print_results(out, results)
         if bench.ceilings and bench.ceilings != first_ceilings:
             out.print(f"the machine was busy: {ceilings_line(bench.ceilings)}", soft_wrap=True)
-    facts = machine(bench.device)
     if json_file:
         text = json.dumps(_plain(bench, results, facts), indent=1) + "\n"
         sys.stdout.write(text) if quiet else write_text(json_file, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from typing import Any
 
@@ -15,11 +16,17 @@ from ..kernels.host import processor_name, usable_cores
 SAME = ("processor", "cores", "device", "threads")  # must be equal in a comparison
 
 
+def busy(facts: dict[str, Any]) -> str | None:
+    """Why times on this machine are upper bounds, or None when it has cores to spare."""
+    load, cores = facts["load_average"], facts["cores"]
+    return f"the machine was not idle: a load of {load:.1f} on {cores} cores" if load > cores else None
+
+
 def machine(device: Device) -> dict[str, Any]:
-    """Facts about this machine and device, fit for JSON."""
+    """Facts about this machine and device, fit for JSON; load_average: processes that want a core now."""
     return {
         "processor": processor_name(), "cores": usable_cores(), "device": device.describe(), "kind": device.kind,
         "threads": device.threads, "memory_bytes": device.memory().total, "blas": blas.describe(),
-        "system": f"{platform.system()} {platform.release()}", "python": platform.python_version(),
-        "numpy": np.__version__, "sprint": __version__,
+        "load_average": os.getloadavg()[0], "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(), "numpy": np.__version__, "sprint": __version__,
     }

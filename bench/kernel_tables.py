@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .ceilings import Ceilings
+from .environment import busy
 from .kernels import Result
 
 WIDTH = 170
@@ -103,7 +104,9 @@ def _percent(result: Result) -> str:
 def markdown(results: Sequence[Result], machine: dict[str, Any], ceilings: Ceilings, command: str) -> str:
     """A Markdown table of what was timed, with the machine, the ceilings and the command that wrote it."""
     head = ["problem", "ms", "± MAD", "n", "GB/s", "GFLOP/s", "% of ceiling", "% of copy", "x library"]
-    lines = [f"`{command}` on {machine['device']}, sprint {machine['sprint']}; {ceilings_line(ceilings)}.", "",
+    reason = busy(machine)
+    lines = [f"`{command}` on {machine['device']}, sprint {machine['sprint']}; {ceilings_line(ceilings)}."
+             + (f" Times are upper bounds: {reason}." if reason else ""), "",
              "| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for result in results:
         if result.times:
