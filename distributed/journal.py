@@ -16,6 +16,8 @@ from .measures import Measures
 from .progress import Progress
 from .ranks import Comm
 
+DRAW_SECONDS = 60.0  # the others wait for rank 0 meanwhile
+
 
 class Journal:
     """Keeps count on every rank and is written by rank 0, so that the next one can take over when that dies.
@@ -30,22 +32,24 @@ class Journal:
         self._start = self._seen = self._logged = start
         self._meter = Meter()
         self._recent = (math.nan, 0.0)
-        self._at = time.perf_counter()
+        self._drawn = time.perf_counter()
+        self.go_on(lambda progress: True)
 
     @property
     def images_per_s(self) -> float:
         """Images a second of the whole job so far, evaluations and the first moments left out."""
         return self._meter.images_per_s
 
-    def go_on(self) -> None:
-        """A segment begins: time starts to count again."""
-        self._at = time.perf_counter()
+    def go_on(self, over: Callable[[Progress], bool]) -> None:
+        """A segment begins, which ends when `over`: time starts to count again."""
+        self._at, self._over = time.perf_counter(), over
 
     def tick(self, progress: Progress) -> None:
-        """Take note of progress, and write a record when one is due."""
+        """Take note of progress, and write a record when one is due; the end of the segment has one of its own."""
         self._count(progress)
         new = progress.version - self._logged.version
-        if new >= self._log_every or (new and self._logged is self._start):
+        due = new >= self._log_every or (new and self._logged is self._start)
+        if due and not self._over(progress):
             self._log(progress, {})
 
     def _count(self, progress: Progress) -> None:
@@ -63,7 +67,8 @@ class Journal:
         gradients, updates = progress.gradients - before.gradients, progress.version - before.version
         record = {
             "step": progress.version, "epoch": round(progress.samples / self._images, 6), "loss": self._recent[0],
-            "lr": self._rate(progress.samples - progress.minibatch), "images_per_s": self._recent[1], "samples": progress.samples,
+            "lr": self._rate(progress.samples - progress.minibatch), "images_per_s": self._recent[1],
+            "samples": progress.samples,
             "staleness": (progress.staleness_sum - before.staleness_sum) / gradients if gradients else 0.0,
             "minibatch": (progress.samples - before.samples) / updates if updates else 0.0, **more}
         if self._comm.rank == 0:
@@ -71,15 +76,16 @@ class Journal:
             self._folder.log(record)
             self._report.record(record, self._updates)
 
-    def segment(self, progress: Progress, score: Score, measures: Measures) -> None:
-        """Write the record of the end of a segment: score, histograms, times."""
+    def segment(self, progress: Progress, score: Score, measures: Measures, title: str) -> None:
+        """Write the record of the end of a segment: score, histograms, times; now and then the pictures."""
         self._count(progress)
         self._log(progress, {"test_loss": score.loss, "top1": score.top1, "top5": score.top5, **measures.as_dict()})
+        if self._comm.rank == 0 and time.perf_counter() - self._drawn > DRAW_SECONDS:
+            self.draw(title, measures)
 
-    def draw(self, title: str, measures: Measures | None) -> None:
-        """Draw curves and histograms, if there is something to draw."""
-        if self._comm.rank == 0 and self._folder.metrics():
-            self._folder.draw_curves(title)
-            if measures:
-                self._folder.draw("staleness.png", pictures.staleness(measures.staleness, title))
-                self._folder.draw("minibatch.png", pictures.minibatch(measures.minibatch, title))
+    def draw(self, title: str, measures: Measures) -> None:
+        """Draw curves and histograms."""
+        self._folder.draw_curves(title)
+        self._folder.draw("staleness.png", pictures.staleness(measures.staleness, title))
+        self._folder.draw("minibatch.png", pictures.minibatch(measures.minibatch, title))
+        self._drawn = time.perf_counter()

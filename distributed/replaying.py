@@ -119,8 +119,8 @@ def replay(folder: Path) -> Iterator[str]:
     """
     rerun = Rerun(folder)
     first, wrong, compared = rerun.replay.version, 0, 0
-    yield (f"replay   updates {first + 1} to {rerun.replay.last} of {len(rerun.layout.ids)} ranks, "
-           f"{len(rerun.layout.batches(rerun.layout.ids))} workers, on {rerun.device}")
+    yield (f"replay   updates {first + 1} to {rerun.replay.last}, ranks {len(rerun.layout.ids)}, "
+           f"workers {len(rerun.layout.batches(rerun.layout.ids))}, on {rerun.device}")
     for found in rerun.run():
         compared, wrong = compared + 1, wrong + (found.different > 0)
         verdict = "equal bit for bit" if not found.different else (

@@ -206,7 +206,7 @@ class Sprint:
         after SIGINT or SIGTERM; RuntimeError naming what is stalled. A checkpoint is saved before.
         """
         try:
-            with signals(self._on_signal):
+            with signals(self.stop):
                 while any(thread.is_alive() for thread in self._threads):
                     self._look_round()
                     if tick:
@@ -232,20 +232,27 @@ class Sprint:
             self._raise_outcome()
             raise RuntimeError(f"{label(self.comm)}: the other ranks did not end with it in {END_S:g} s")
 
-    def _on_signal(self, number: int) -> None:
+    def stop(self, number: int) -> None:
+        """Ask all ranks for the end as if the signal `number` had come; between start() and the end of join()."""
         self._signal = number
         self._updater.stop_signal = number
+
+    @property
+    def unheard(self) -> int:
+        """The signal that came too late for the ranks to agree on it in the last segment, or 0."""
+        return 0 if self.progress.stop_signal else self._signal
 
     def _raise_outcome(self) -> None:
         at, where = self.progress, f"stopped at version {self.progress.version}"
         if self._worker_errors:
+            self.comm.ended &= at.failed_rank != -1  # it may have failed after the last vote: the others do not know
             raise self._worker_errors[0]
         if self._update_error:
             raise self._update_error
         if at.failed_rank != -1:
             who = "several ranks" if at.failed_rank < -1 else f"rank {at.failed_rank}"
             raise AgreedError(f"{where}: a worker of {who} failed")
-        number = at.stop_signal or self._signal
+        number = at.stop_signal or (0 if self.comm.ended else self._signal)
         if number:
             raise Interrupted(f"{where}: {signal.Signals(number).name}", number)
 

@@ -27,7 +27,7 @@ from .data_parallel import data_parallel
 from .journal import Journal
 from .launch import guard, launched
 from .measures import Measures
-from .ranks import AgreedError, Comm, agree_signature
+from .ranks import Comm, agree_signature
 from .scoring import Scorer
 from .setup import Setup, next_goal, open_setup, resolve, rules
 from .shares import open_worker, resume_worker
@@ -133,7 +133,8 @@ class Training:
         began = time.perf_counter()
         together(self.comm, self._write_config)
         score = None
-        with self.report.progress(self.job.progress.samples, self.samples, "sample"):
+        bar = self.report.progress(self.job.progress.samples, self.samples, "sample")
+        with bar, signals(self._on_signal):  # Sprint takes over while its threads run
             while score is None or not self.finished:
                 score = self.segment()
         return self.summary(score, time.perf_counter() - began)
@@ -156,17 +157,19 @@ class Training:
         """Go on to the end of the epoch, save, and score."""
         try:
             if not self.finished:
-                self._train_on()
+                self._train_on(next_goal(self.job.progress.samples, self.setup.images), self.config.steps)
             return self._scored()
-        except AgreedError as error:
-            self.journal.draw(self.title, self.measures)
-            raise self._how_to_go_on(error) if isinstance(error, Interrupted) else error from None
+        except Interrupted as error:
+            raise self._how_to_go_on(error) from None
 
-    def _train_on(self) -> None:
-        self.journal.go_on()
-        self.job.start(next_goal(self.job.progress.samples, self.setup.images), self.config.steps)
+    def _train_on(self, samples: int, updates: int | None) -> None:
+        self.journal.go_on(lambda at: at.samples >= samples or (updates is not None and at.version >= updates))
+        self.job.start(samples, updates)
+        if self.signal:
+            self.job.stop(self.signal)
         self.job.join(self.journal.tick)
         self.comm.ended = False  # an error between two segments is no agreed one
+        self.signal = self.signal or self.job.unheard
         self.saver.asked = True
         self.job.checkpoint()
         self.saver.asked = False
@@ -174,17 +177,19 @@ class Training:
     def _scored(self) -> Score:
         weights, _, _ = self.job.weights.snapshot()
         at_most = self.job.progress.samples if self.config.data == "synthetic" else None
-        with signals(self._on_signal):
-            score, self.measures = settled(self.job, lambda: (
-                self.score(weights, at_most, lambda: self.signal > 0), measures.gather(self.comm, self.job.telemetry)))
+        (score, number), self.measures = settled(self.job, lambda: (
+            self.score(weights, at_most, lambda: self.signal), measures.gather(self.comm, self.job.telemetry)))
         if score is None:
             self.comm.ended = True
-            number = signal.Signals(self.signal or signal.SIGINT)
-            raise Interrupted(f"stopped at version {self.job.progress.version}: {number.name}", number)
-        self.journal.segment(self.job.progress, score, self.measures)
+            name = signal.Signals(number).name
+            raise Interrupted(f"stopped at version {self.job.progress.version}: {name}", number)
+        self.journal.segment(self.job.progress, score, self.measures, self.title)
         return score
 
     def _on_signal(self, number: int) -> None:
+        """Ends the run with the next vote of the ranks; a second one at once."""
+        if self.signal or self.job.unheard:
+            raise KeyboardInterrupt
         self.signal = number
 
     def _how_to_go_on(self, error: Interrupted) -> Interrupted:
@@ -226,8 +231,8 @@ class Training:
             "gradient_form": self.config.gradient_form, "staleness": progress.staleness,
             "staleness_largest": self.measures.staleness.largest, "minibatch": self.measures.minibatch.mean,
             "planned_peak_bytes": session.memory.total, "peak_bytes": session.peak_bytes()}
-        self.journal.draw(self.title, self.measures)
         if self.comm.rank == 0:
+            self.journal.draw(self.title, self.measures)
             tracing.write(self.folder.path / TRACE, every, self.comm.ids)
             self.folder.write(SUMMARY, summary)
             self.report.summary(summary, session, self.folder.path)

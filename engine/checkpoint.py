@@ -103,11 +103,19 @@ def add(folder: Path, checkpoint: Checkpoint) -> Path:
     """Save into the checkpoints `folder` of a run, point `latest` at it, and drop all but the newest ones."""
     path = folder / file_name(checkpoint.step)
     save(path, checkpoint)
-    with writing(folder / LATEST):
-        replace_file(folder / LATEST, f"{path.name}\n".encode())
+    _point_at_newest(folder)
     for old in newest_first(folder)[KEPT:]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _point_at_newest(folder: Path) -> None:
+    """Make `latest` name the highest step, whoever else is saving: who looks last, after writing, is right."""
+    named = None
+    while named != (newest := newest_first(folder)[0].name):
+        with writing(folder / LATEST):
+            replace_file(folder / LATEST, f"{newest}\n".encode())
+        named = newest
 
 
 def file_name(step: int) -> str:
