@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..engine.errors import UsageError
+from .peers.command import peers
 
 if TYPE_CHECKING:
     from ..kernels.device import Device
@@ -33,7 +34,9 @@ class DefaultGroup(TyperGroup):
 
 app = typer.Typer(cls=DefaultGroup, add_completion=False, rich_markup_mode="rich",
                   context_settings={"help_option_names": ["-h", "--help"]},
-                  help="Check and time single kernels; `bench compare A.json B.json` compares two results.")
+                  help="Check and time single kernels; `bench compare A.json B.json` compares two results, "
+                       "`bench peers` whole steps with PyTorch's.")
+app.command("peers")(peers)
 
 
 @app.command("run")

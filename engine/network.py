@@ -41,7 +41,7 @@ class Network:
         self.spec, self.device, self.subbatch = spec, device, subbatch
         self.weights = Params(device, spec.parameter_shapes)
         self.grads = Params(device, spec.parameter_shapes)
-        self.weights.upload(_initial(spec, seed))
+        self.weights.upload(initial_weights(spec, seed))
         self._context = Context(device, subbatch, self.weights, self.grads, conv_algo, workspace_bytes, seed)
         plan = fuse(spec)
         self._plan = plan[:-1]
@@ -112,7 +112,7 @@ class Network:
         return self.loss.evaluate(self.forward(x), labels)
 
 
-def _initial(spec: NetSpec, seed: int) -> dict[str, np.ndarray]:
+def initial_weights(spec: NetSpec, seed: int) -> dict[str, np.ndarray]:
     """He's initial weights, those of the last layer scaled down so that the first loss is about log(classes)."""
     arrays = he_initial(spec.parameter_shapes, seed)
     last = [name for name, array in arrays.items() if array.ndim > 1][-1]
