@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..engine.errors import UsageError
+from ..kernels import limits
 from .peers.command import peers
 
 if TYPE_CHECKING:
@@ -67,9 +69,9 @@ def run(
     from .files import check_writable
     from .kernels import Bench, Settings
 
-    if not seconds > 0 or (repeats is not None and repeats < 1):
-        got = f"{seconds:g} seconds" if not seconds > 0 else f"{repeats} repeats"
-        raise UsageError(f"bench: expected seconds above 0 and repeats of at least 1, got {got}")
+    if not 0 < seconds < math.inf or (repeats is not None and repeats < 1):
+        got = f"{repeats} repeats" if 0 < seconds < math.inf else f"{seconds:g} seconds"
+        raise UsageError(f"bench: expected seconds above 0 (finite) and repeats of at least 1, got {got}")
     if readme and check_only:
         raise UsageError("readme: expected times to write, got --check-only")
     check_writable("json", json_file)
@@ -80,7 +82,7 @@ def run(
     cases = _cases(names or [], net, image_size, width, subbatch, sizes, problem or [], opened)
     results = _measure(Bench(opened, Settings(seconds, repeats, blocks, check_only)), cases, str(json_file) == "-",
                        json_file, readme)
-    if any(result.status in ("wrong", "refused") for result in results):
+    if any(result.status in ("wrong", "refused") for result in results) or _all_skipped(results):
         raise typer.Exit(1)
 
 
@@ -106,12 +108,20 @@ def open_named(name: str, threads: int | None) -> Device:
     """The device that an option names. Raises UsageError for a name or number that means none."""
     from ..kernels.device import open_device
 
-    if threads is not None and threads < 1:
-        raise UsageError(f"device-threads: expected at least 1, got {threads}")
+    if threads is not None and not 1 <= threads <= limits.THREADS:
+        raise UsageError(f"device-threads: expected 1 to {limits.THREADS}, got {threads}")
     try:
         return open_device(name, threads=threads)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _all_skipped(results: Sequence[Result]) -> bool:
+    """Whether nothing has run; says so."""
+    nothing = all(result.status == "skipped" for result in results)
+    if nothing:
+        print(f"sprint: bench: expected a case that can run here, got {len(results)} skipped", file=sys.stderr)
+    return nothing
 
 
 def _blocks(text: str | None, device: Device) -> tuple[int | None, ...]:

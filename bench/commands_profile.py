@@ -17,7 +17,7 @@ def profile(
     width: Annotated[float, typer.Option(help="Factor on all channel counts")] = 1.0,
     classes: Annotated[int | None, typer.Option(help="Number of classes (default: the net's own)")] = None,
     device: Annotated[str, typer.Option(help="auto, host, host:I, cuda, cuda:I")] = "auto",
-    device_threads: Annotated[int | None, typer.Option(help="Of a host device (default: all cores)", min=1)] = None,
+    device_threads: Annotated[int | None, typer.Option(help="Of a host device (default: all cores)")] = None,
     conv_algo: Annotated[str, typer.Option(help="explicit, implicit, auto")] = "auto",
     augment: Annotated[bool, typer.Option(help="Deform the images")] = False,
     steps: Annotated[int, typer.Option(help="Observed steps; as many unobserved ones go between them")] = 10,

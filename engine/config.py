@@ -11,17 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from ..kernels import limits
 from . import schedule
 from .errors import UsageError
 
-DEVICE = re.compile(r"auto|(host|cuda)(:\d+)?")
+FLOAT = 3.4e38  # what every float of a kernel holds
 DATA, MODEL, UPDATES, DEVICES, JOB, RUN = "Data", "Network", "Updates", "Device", "Ranks", "Run"  # panels of the help
 BOTH, ASYNC = ("sync", "sprint"), ("sprint",)  # algorithms that know an option
 
 
 def _option(default: Any, panel: str, text: str, **rules: Any) -> Any:
-    """A field with its panel and help. Rules: least, above, below (numbers); choices; only (the algorithms that know
-    it); local (ranks may differ in it); essential (a resumed run must keep it)."""
+    """A field with its panel and help. Rules: least, above, most, below (numbers); choices; only (the algorithms that
+    know it); local (ranks may differ in it); essential (a resumed run must keep it)."""
     return field(default=default, metadata={"panel": panel, "help": text, **rules})
 
 
@@ -47,19 +48,19 @@ class TrainConfig:
 
     epochs: int = _option(5, UPDATES, "Passes over the training images", least=1)
     steps: int | None = _option(None, UPDATES, "Updates to make; beats --epochs", least=1)
-    subbatch: int = _option(32, UPDATES, "Images in one gradient", least=1, local=True, essential=True)
-    lr: float = _option(0.01, UPDATES, "Learning rate", above=0)
+    subbatch: int = _option(32, UPDATES, "Images in one gradient", least=1, most=2**31 - 1, local=True, essential=True)
+    lr: float = _option(0.01, UPDATES, "Learning rate", above=0, most=FLOAT)
     schedule: str = _option("cosine", UPDATES, f"Of the learning rate: {schedule.FORMS}")
     optimizer: str = _option("momentum", UPDATES, "sgd, momentum, adagrad",
                              choices=("sgd", "momentum", "adagrad"), essential=True)
     momentum: float = _option(0.9, UPDATES, "Share of the last update in the next", least=0, below=1)
-    weight_decay: float = _option(5e-4, UPDATES, "L2 penalty on the weights", least=0)
+    weight_decay: float = _option(5e-4, UPDATES, "L2 penalty on the weights", least=0, most=FLOAT)
     seed: int = _option(0, UPDATES, "Of initial weights, shuffling, deforming, dropout",
                         least=0, below=2**63, essential=True)
 
     device: str = _option("auto", DEVICES, "auto, host, host:I, cuda, cuda:I", local=True)
     device_threads: int | None = _option(None, DEVICES, "Of a host device (default: all cores)",
-                                         least=1, local=True)
+                                         least=1, most=limits.THREADS, local=True)
     conv_algo: str = _option("auto", DEVICES, "explicit (im2col + sgemm), implicit (fused), auto (measured)",
                              choices=("auto", "explicit", "implicit"), local=True)
     math: str = _option("fp32", DEVICES, "fp32, tf32 (cuda only)", choices=("fp32", "tf32"), local=True)
@@ -97,8 +98,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for option in fields(self):
             _check(option, getattr(self, option.name))
-        if not DEVICE.fullmatch(self.device):
-            raise UsageError(f"device: expected auto, host, host:I, cuda or cuda:I, got '{self.device}'")
+        if not re.fullmatch(limits.DEVICE, self.device):
+            raise UsageError(f"device: expected {limits.DEVICES}, got '{self.device}'")
         schedule.parse(self.schedule)
         for option in fields(self):
             self._check_use(option)
@@ -150,7 +151,8 @@ _KINDS: dict[str, tuple[type, str]] = {
     "str": (str, "a text"), "int": (int, "a whole number"),
     "float": (float, "a number"), "bool": (bool, "true or false"),
 }
-_LIMITS = {"least": (">=", operator.ge), "above": (">", operator.gt), "below": ("<", operator.lt)}
+_LIMITS = {"least": (">=", operator.ge), "above": (">", operator.gt),
+           "most": ("<=", operator.le), "below": ("<", operator.lt)}
 
 
 def _check(option: Field[Any], value: Any) -> None:

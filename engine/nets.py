@@ -28,6 +28,7 @@ _CNN = {
     "cnn-c": _Table(636, (32, 64, 128, 128, 256, 256, 384, 384, 384, 384, 512, 512), (2, 4, 6, 8, 10, 12)),
 }
 _HIDDEN = 1024
+WIDEST = 1024  # factor on the channel counts
 _DEFAULT_CLASSES = {"cnn-a": 1000, "cnn-b": 1000, "cnn-c": 1000, "lenet": 10, "mlp": 10}
 NAMES = tuple(_DEFAULT_CLASSES)
 
@@ -39,8 +40,8 @@ def build(name: str, image_size: int | None = None, width: float = 1.0, classes:
     """
     if name not in NAMES:
         raise UsageError(f"net: expected one of {', '.join(NAMES)}, got '{name}'")
-    if not 0 < width <= 1024:
-        raise UsageError(f"width: expected a factor above 0, got {width}")
+    if not 0 < width <= WIDEST:
+        raise UsageError(f"width: expected a factor above 0, at most {WIDEST}, got {width:g}")
     if image_size is not None and not 1 <= image_size <= 65536:
         raise UsageError(f"image-size: expected 1 to 65536 pixels, got {image_size}")
     if classes is None:

@@ -92,7 +92,10 @@ def open_session(config: TrainConfig, saved: Checkpoint | None = None,
 def _planned(config: TrainConfig, spec: NetSpec, device: Device, available: int) -> MemoryPlan:
     options: dict[str, Any] = {"conv_algo": config.conv_algo,
                                "workspace_bytes": _workspace_bytes(config), "optimizer": config.optimizer}
-    planned = memory.plan(spec, device, config.subbatch, **options)
+    try:
+        planned = memory.plan(spec, device, config.subbatch, **options)
+    except ValueError as error:  # extents beyond what kernels index, or columns beyond --workspace
+        raise UsageError(str(error)) from error
     if planned.total > available:
         largest = memory.largest_subbatch(spec, device, available, **options)
         cure = f"--subbatch {largest} would fit" if largest else "not even one image fits: a smaller --image-size?"

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from . import limits
 from .source import Parameter, Signature
 
 Array = Any  # numpy.ndarray on the host, cupy.ndarray on cuda
@@ -189,9 +190,9 @@ def open_device(spec: str = "auto", *, threads: int | None = None, math_mode: st
     all cores this process may use); `math_mode` is 'fp32' or 'tf32' (cuda only).
     Raises ValueError for an unknown name, RuntimeError when the device is not there.
     """
-    match = re.fullmatch(r"auto|(host|cuda)(?::([0-9]{1,4}))?", spec)
+    match = re.fullmatch(limits.DEVICE, spec)
     if match is None:
-        raise ValueError(f"device: expected auto, host, host:I, cuda or cuda:I, got '{spec}'")
+        raise ValueError(f"device: expected {limits.DEVICES}, got '{spec}'")
     if math_mode not in ("fp32", "tf32"):
         raise ValueError(f"math: expected fp32 or tf32, got '{math_mode}'")
     from . import cuda

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import blas, source
+from . import blas, limits, source
 from .device import (
     Array,
     Memory,
@@ -61,11 +61,11 @@ class HostDevice:
     mode = "fast"
 
     def __init__(self, index: int = 0, *, threads: int | None = None) -> None:
-        if threads is not None and threads < 1:
-            raise ValueError(f"host device: expected at least 1 thread, got {threads}")
+        if threads is not None and not 1 <= threads <= limits.THREADS:
+            raise ValueError(f"host device: expected 1 to {limits.THREADS} threads, got {threads}")
         self.name = f"host:{index}"
         self.index = index
-        self.threads = threads or usable_cores()
+        self.threads = threads or min(usable_cores(), limits.THREADS)
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # idle OpenMP threads must not starve BLAS's
 
     def empty(self, shape: tuple[int, ...] | int, dtype: Any = np.float32) -> np.ndarray:

@@ -105,6 +105,11 @@ def test_what_the_device_cannot_run_is_skipped(quick, capsys):
     assert "skipped 1 case: needs a device with barriers" in capsys.readouterr().out
 
 
+def test_where_all_is_skipped_that_is_no_success(quick, capsys):
+    assert bench(*problems("gemm_tiled m8n8k8", "gemm_tiled m9n8k8")) == 1
+    assert "expected a case that can run here, got 2 skipped" in capsys.readouterr().err
+
+
 def test_blocks_are_swept_on_cuda(cupy, quick, monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(timing.FLUSH_ROWS, "cuda", 2)
     monkeypatch.setattr(kernels, "measure_ceilings", lambda device: replace(CEILINGS, cache_bytes=1 << 10,
@@ -154,7 +159,8 @@ def test_marks_are_replaced_only_when_there_is_one_pair(tmp_path):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["frobnicate"], "expected a kernel of"), (["--problem", "relu n0"], "got n=0"), (["--problem", "conv"], "got ''"),
     (["--repeats", "0"], "got 0 repeats"), (["--seconds", "0"], "got 0 seconds"), (["--seconds", "-1"], "got -1"),
-    (["--seconds", "nan"], "got nan seconds"), (["--set", "imagenet"], "got 'imagenet'"),
+    (["--seconds", "nan"], "got nan seconds"), (["--seconds", "inf"], "got inf seconds"),
+    (["--set", "imagenet"], "got 'imagenet'"),
     (["--net", "alexnet"], "got 'alexnet'"),
     (["--device", "tpu"], "got 'tpu'"), (["--device-threads", "0"], "got 0"), (["--block", "64"], "got host:0"),
     (["--net", "lenet", "sigmoid"], "that occur there, got sigmoid"), (["--subbatch", "0"], "--subbatch"),

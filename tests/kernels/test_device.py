@@ -194,7 +194,7 @@ def test_auto_without_cuda_is_the_host(monkeypatch):
 
 @pytest.mark.parametrize("spec", ["", "gpu", "host:", "host:-1", "cuda:x", "auto:0", "cuda:1:2", "cuda:00001"])
 def test_other_specs_are_refused(spec):
-    with pytest.raises(ValueError, match="device: expected auto, host, host:I, cuda or cuda:I, got"):
+    with pytest.raises(ValueError, match=r"device: expected auto, host, host:I, cuda or cuda:I \(.*\), got"):
         open_device(spec)
 
 

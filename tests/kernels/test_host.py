@@ -113,9 +113,9 @@ def test_explicit_tiles_need_barriers(fast):
         fast.launch("update", "scale", tiles((1, 1, 1), (32, 1, 1)), np.ones(3, np.float32), 1.0, 3)
 
 
-@pytest.mark.parametrize("threads", [0, -2])
-def test_at_least_one_thread(threads):
-    with pytest.raises(ValueError, match=f"host device: expected at least 1 thread, got {threads}"):
+@pytest.mark.parametrize("threads", [0, -2, 1025, 100_000, 2**31])
+def test_a_number_of_threads_that_a_process_can_have(threads):
+    with pytest.raises(ValueError, match=f"host device: expected 1 to 1024 threads, got {threads}"):
         HostDevice(threads=threads)
 
 
