@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from . import __version__
-from .bench import commands_bench, commands_model, commands_profile
+from .bench import commands_bench, commands_calibrate, commands_model, commands_profile
 from .engine.config import TrainConfig, flag
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-for command in (commands_model.predict, commands_model.plan, commands_model.simulate, commands_profile.profile):
+for command in (commands_model.predict, commands_model.plan, commands_model.simulate, commands_calibrate.calibrate,
+                commands_calibrate.emulate, commands_calibrate.score, commands_profile.profile):
     app.command()(command)
 app.add_typer(commands_bench.app, name="bench")
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
 from ..distributed.ranks import Comm
 from ..engine.layers import NetSpec
 from ..kernels.device import Device, open_device
-from ..kernels.host import usable_cores
+from ..kernels.host import processor_name, usable_cores
 from . import environment
 from .crowd import Crowd, Trial, measure_crowd
 from .fit import fit_curve
@@ -25,9 +26,12 @@ from .needs import Product, kernel_cases, products
 from .op import Case
 from .ranks_gauge import measure_allreduce
 
+Report = Callable[[str, float], None]
+STARTS = {"kernels": 0.0, "products": 0.15, "loops": 0.6, "images": 0.75, "gradients": 0.78, "Allreduce": 0.95}
 MOST_SIZES = 9  # of a kernel that are measured
 MEMORY_PART = 8  # the arrays of one call take no more than this part of the device's memory
 LEAST_PARAMETERS = 4096
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,17 +74,15 @@ class Calibration:
     checks: dict[str, list[float]] = field(default_factory=dict)
 
 
-def steps_of_work(wanted: Wanted, comm: Comm) -> int:
-    """How often calibrate() reports."""
-    return 5 + comm.size.bit_length()
-
-
 def calibrate(device: Device, wanted: Wanted, comm: Comm, name: str, description: str,
-              report: Callable[[str], None]) -> Calibration | None:
-    """Measure all constants on rank 0, and the Allreduce on all ranks; a collective. None on the other ranks."""
+              report: Report) -> Calibration | None:
+    """Measure all constants on rank 0, and the Allreduce on all ranks; a collective. None on the other ranks.
+
+    report(what, done) is called as each part begins, `done` from 0 to 1. An empty description becomes the processor's.
+    """
     made = _Maker(device, wanted, name, description, report).measure() if comm.rank == 0 else None
     comm.meet(np.zeros(1))
-    report("Allreduce")
+    report("Allreduce", STARTS["Allreduce"])
     host = device.kind == "host"
     allreduce = measure_allreduce(comm, device if host else None, _parameters(wanted), wanted.effort.seconds * 20)
     if made is None:
@@ -92,16 +94,17 @@ class _Maker:
     """One rank's part of it."""
 
     def __init__(self, device: Device, wanted: Wanted, name: str, description: str,
-                 report: Callable[[str], None]) -> None:
+                 report: Report) -> None:
         self.device, self.wanted, self.report = device, wanted, report
-        self.name, self.description = name, description
+        self.name = name
+        self.description = description or f"{usable_cores()}-core {processor_name()}"
         self.gauge = Gauge(device, wanted.effort.seconds)
         self.checks: dict[str, list[float]] = {}
 
     def measure(self) -> Calibration:
         kernels = self._kernels()
         gemm = self._gemm()
-        self.report("loops")
+        self.report("steps of the loops", STARTS["loops"])
         steps = measure_steps(self.device, _parameters(self.wanted), 20 * self.wanted.effort.seconds)
         steps |= self._images()
         machine = Machine(
@@ -119,13 +122,21 @@ class _Maker:
         return DeviceFacts("host", self.device.describe(), count, memory // count)
 
     def _kernels(self) -> dict[str, Linear]:
-        self.report("kernels")
+        self.report("kernels", STARTS["kernels"])
         cases: dict[str, dict[float, Case]] = {}
         for spec in self.wanted.specs:
             for kernel, found in kernel_cases(spec, self.device, self.wanted.subbatches, self.wanted.conv,
                                               None).items():
                 cases.setdefault(kernel, {}).update(found)
-        return {kernel: self._kernel(found) for kernel, found in sorted(cases.items())}
+        return {kernel: self._kernel(found)
+                for kernel, found in self._each("kernels", "products", sorted(cases.items()))}
+
+    def _each(self, part: str, following: str, items: list[tuple[str, T]]) -> Iterator[tuple[str, T]]:
+        """The named items, each reported as its turn comes."""
+        for index, (name, item) in enumerate(items):
+            begin, end = STARTS[part], STARTS[following]
+            self.report(f"{part}: {name}", begin + (end - begin) * index / len(items))
+            yield name, item
 
     def _kernel(self, cases: dict[float, Case]) -> Linear:
         """Fitted to every other of some sizes spread over all, checked at the others; the ends are fitted to."""
@@ -141,11 +152,10 @@ class _Maker:
         return nbytes * MEMORY_PART <= self.device.memory().available
 
     def _gemm(self) -> dict[str, GemmTable | GemmEstimate]:
-        self.report("products")
         limit = self.wanted.effort.limit_s
         calls, held = (_by_path(self._products(batches)) for batches in (self.wanted.subbatches, self.wanted.between))
         tables: dict[str, GemmTable | GemmEstimate] = {}
-        for path, wanted in sorted(calls.items()):
+        for path, wanted in self._each("products", "loops", sorted(calls.items())):
             table = measure_table([p for p in wanted if self._fits(product_bytes(p))] or wanted[:1],
                                   self.gauge.product, limit)
             tables[path] = table
@@ -158,11 +168,11 @@ class _Maker:
         for spec in self.wanted.specs:
             yield from products(spec, self.device, subbatches, self.wanted.conv, None)
 
-    def _check(self, group: str, off: Iterator[float] | Sequence[float]) -> None:
+    def _check(self, group: str, off: Iterable[float]) -> None:
         self.checks.setdefault(group, []).extend(off)
 
     def _images(self) -> dict[str, Linear]:
-        self.report("images")
+        self.report("images", STARTS["images"])
         seen: dict[float, tuple[float, float]] = {}
         for spec in self.wanted.specs:
             seen |= measure_images(self.gauge, spec, spread(self.wanted.subbatches, 4))
@@ -171,7 +181,7 @@ class _Maker:
                 for place, name in enumerate(("load_image", "deform_image"))}
 
     def _crowd(self, machine: Machine) -> Crowd:
-        self.report("whole gradients")
+        self.report("whole gradients", STARTS["gradients"])
         trials = [Trial(spec, n, float(gradient_time(spec, machine, n).total))
                   for spec in self.wanted.specs for n in spread(self.wanted.subbatches, 3)]
         devices = [self.device]

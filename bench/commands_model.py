@@ -36,10 +36,10 @@ def predict(net: Net, machine: MachineOption, nodes: Annotated[int, typer.Option
     from .outcome import Config
 
     check_outputs(json_file, plot)
-    spec, facts = _inputs(net, machine, image_size, width, classes)
+    spec, facts = inputs(net, machine, image_size, width, classes)
     config = Config(nodes, facts.device.per_node if devices is None else devices, subbatch, images,
                     ranks_per_host)
-    _deliver_outcomes([model.predict(spec, facts, config)], facts, json_file, plot)
+    deliver_outcomes([model.predict(spec, facts, config)], facts, json_file, plot)
 
 
 def simulate(net: Net, machine: MachineOption, nodes: Annotated[int, typer.Option(help="Nodes.")],
@@ -65,13 +65,13 @@ def simulate(net: Net, machine: MachineOption, nodes: Annotated[int, typer.Optio
     from .simulate import simulate as play
 
     check_outputs(json_file, plot)
-    spec, facts = _inputs(net, machine, image_size, width, classes)
+    spec, facts = inputs(net, machine, image_size, width, classes)
     config = Config(nodes, facts.device.per_node if devices is None else devices, subbatch, images,
                     ranks_per_host)
     weather = Weather(facts.jitter if jitter is None else jitter, _times(times), _pairs("slow", slow or []),
                       _pairs("kill", kill or []), detect)
     played = play(spec, facts, config, weather, updates=updates, seed=seed)
-    _deliver_outcomes([model.predict(spec, facts, config), played], facts, json_file, plot)
+    deliver_outcomes([model.predict(spec, facts, config), played], facts, json_file, plot)
 
 
 def plan(net: Net, machine: MachineOption,
@@ -90,7 +90,7 @@ def plan(net: Net, machine: MachineOption,
     from .plan import GIB, Limits, make_plan
 
     check_outputs(json_file, plot)
-    spec, facts = _inputs(net, machine, image_size, width, classes)
+    spec, facts = inputs(net, machine, image_size, width, classes)
     limits = Limits(facts.device.memory_bytes if memory is None else memory * GIB, batch,
                     _part("tolerance", tolerance), max_staleness)
     made = make_plan(spec, facts, whole_range("nodes", nodes),
@@ -99,7 +99,7 @@ def plan(net: Net, machine: MachineOption,
     if plot:
         from .model_plots import plot_plan
         plot_plan(made, plot)
-    if _deliver_json(made.plain, json_file):
+    if deliver_json(made.plain, json_file):
         from rich.console import Console
 
         from .model_tables import print_plan
@@ -162,25 +162,25 @@ def _times(path: Path | None) -> list[float]:
     return values
 
 
-def _inputs(net: str, machine: str, image_size: int | None, width: float, classes: int | None) -> tuple[Any, Any]:
+def inputs(net: str, machine: str, image_size: int | None, width: float, classes: int | None) -> tuple[Any, Any]:
     from ..engine.nets import build
     from .machine import load_machine
 
     return build(net, image_size=image_size, width=width, classes=classes), load_machine(machine)
 
 
-def _deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, plot: Path | None) -> None:
+def deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, plot: Path | None) -> None:
     if plot:
         from .model_plots import plot_outcomes
         plot_outcomes(outcomes, plot)
-    if _deliver_json(lambda: {outcome.method: outcome.plain() for outcome in outcomes}, json_file):
+    if deliver_json(lambda: {outcome.method: outcome.plain() for outcome in outcomes}, json_file):
         from rich.console import Console
 
         from .model_tables import print_outcomes
         print_outcomes(Console(), outcomes, machine)
 
 
-def _deliver_json(plain: Callable[[], dict[str, Any]], path: Path | None) -> bool:
+def deliver_json(plain: Callable[[], dict[str, Any]], path: Path | None) -> bool:
     """Write the JSON if it is wanted; whether people still want their table (not when - put JSON on the screen)."""
     from .files import write_text
 

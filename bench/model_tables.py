@@ -13,7 +13,7 @@ from .machine import Machine
 from .outcome import GPU_TERMS, UPDATE_TERMS, Outcome
 from .plan import ADMISSIBLE, GIB, REASONS, Plan
 
-PAST = {"predict": "predicted", "simulate": "simulated", "measure": "measured"}
+PAST = {"predict": "predicted", "simulate": "simulated", "emulate": "emulated", "measure": "measured"}
 MOST_ERROR = 10.0  # of a term so small that its error says nothing
 UNITS_OF_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
@@ -34,9 +34,9 @@ def term_name(loop: str, name: str) -> str:
 
 
 def print_outcomes(console: Console, outcomes: list[Outcome], machine: Machine) -> None:
-    """One outcome, or the first against the second with the difference in percent of the second."""
+    """One outcome, or several with the difference of the first from the last in percent of that."""
     first, config = outcomes[0], outcomes[0].config
-    ways = " and ".join(PAST[outcome.method] for outcome in outcomes)
+    ways = " and ".join(", ".join(PAST[outcome.method] for outcome in outcomes).rsplit(", ", 1))
     console.print(f"[bold]{first.network}[/] on [bold]{first.machine}[/], {ways}: {config.nodes} nodes x "
                   f"{config.devices} devices, sub-batch {config.subbatch}, {machine.conv} convolution",
                   highlight=False, soft_wrap=True)
@@ -82,9 +82,9 @@ def _last(values: list[float], outcomes: list[Outcome], loop: str) -> str:
 
 
 def _error(values: list[float]) -> str:
-    if len(values) < 2 or not values[1]:
+    if len(values) < 2 or not values[-1]:
         return ""
-    error = values[0] / values[1] - 1
+    error = values[0] / values[-1] - 1
     return f"{error:+.1%}" if error < MOST_ERROR else f"> +{MOST_ERROR:.0%}"
 
 
@@ -105,6 +105,10 @@ def _results(outcomes: list[Outcome]) -> RenderableType:
     table.add_row("mini-batch, 90% of updates", *middle, "")
     table.add_row("staleness, 90% of gradients",
                   *(f"{o.staleness.quantile(0.05)} to {o.staleness.quantile(0.95)}" for o in outcomes), "")
+    if len(outcomes) > 1:
+        for name, title in (("minibatch", "mini-batch"), ("staleness", "staleness")):
+            common = [getattr(o, name).overlap(getattr(outcomes[-1], name)) for o in outcomes]
+            table.add_row(f"{title}, overlap with {PAST[outcomes[-1].method]}", *(f"{part:.0%}" for part in common), "")
     memory = f"{outcomes[0].memory_bytes / GIB:.2f} of {outcomes[0].memory_limit / GIB:.2f} GiB"
     table.add_row("memory of a device", memory, *[""] * len(outcomes))
     return table

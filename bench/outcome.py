@@ -59,6 +59,14 @@ class Distribution:
         reached = np.searchsorted(np.cumsum(self.probabilities), part * (1 - 1e-12))
         return int(self.values[min(int(reached), len(self.values) - 1)])
 
+    def overlap(self, other: Distribution) -> float:
+        """Common mass, 1 for equal distributions and 0 where no value is in both."""
+        values = np.union1d(self.values, other.values)
+        mine, theirs = np.zeros(len(values)), np.zeros(len(values))
+        mine[np.searchsorted(values, self.values)] = self.probabilities
+        theirs[np.searchsorted(values, other.values)] = other.probabilities
+        return float(np.minimum(mine, theirs).sum())
+
     def likely(self, least: float = 1e-9) -> Distribution:
         """The same without values whose probability is below `least`, the rest scaled to sum 1."""
         keep = self.probabilities >= least

@@ -72,22 +72,26 @@ def simulate(spec: NetSpec, machine: Machine, config: Config, weather: Weather, 
     compute = float(gradient) * crowding
 
     def pieces_for(nodes: int) -> Pieces:
-        pieces = vars(pieces_of(spec, machine, nodes, config.subbatch, gradient, crowding))
-        return Pieces(**{name: float(value) for name, value in pieces.items()})
+        return floats(pieces_of(spec, machine, nodes, config.subbatch, gradient, crowding))
 
     random = np.random.default_rng(seed)
     first = pieces_for(config.nodes)
     smooth = solve(first, config.nodes, config.devices)
     skip = max(updates // 10, math.ceil(3 * smooth.t_gpu / smooth.t_update))
     starts = random.uniform(0, float(smooth.t_gpu), (config.nodes, config.devices))
-    cluster = Cluster(config, pieces_for, _computes(compute, weather, random), weather.slow, skip, updates)
+    cluster = Cluster(config, pieces_for, computes(compute, weather, random), weather.slow, skip, updates)
     tally = cluster.run(starts, weather.deaths, weather.detect_s)
     if not tally.staleness:
         raise UsageError(f"simulate: updates: expected enough for a gradient to arrive, got {updates}")
     return _outcome(tally, first, spec, machine, config)
 
 
-def _computes(compute: float, weather: Weather, random: np.random.Generator) -> Iterator[float]:
+def floats(pieces: Pieces) -> Pieces:
+    """The pieces of one configuration as plain numbers."""
+    return Pieces(**{name: float(value) for name, value in vars(pieces).items()})
+
+
+def computes(compute: float, weather: Weather, random: np.random.Generator) -> Iterator[float]:
     """Seconds of ComputeGradient, one after another, drawn by the block."""
     spread = float(np.sqrt(np.log1p(weather.jitter**2)))
     while True:
