@@ -168,7 +168,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return 130
@@ -184,9 +184,25 @@ def _explain(error: Exception) -> tuple[int, str]:
     """Exit code and message of an expected failure."""
     if isinstance(error, CommandLineError):
         return 2, _mistyped(error)
+    if isinstance(error, OSError) and error.errno and not error.filename and _output_lost():
+        return 1, f"standard output: {error.strerror}"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return 1, f"{error.filename}: {error.strerror}"
     return getattr(error, "exit_code", 1), str(error) or type(error).__name__
+
+
+def _output_lost() -> bool:
+    """Whether standard output takes no more, not even the end of a line; what it holds is then dropped."""
+    try:
+        print(flush=True)
+    except OSError:
+        _discard_output()
+        return True
+    return False
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _mistyped(error: Any) -> str:
@@ -194,8 +210,18 @@ def _mistyped(error: Any) -> str:
     return f"{error.format_message().rstrip('.')} (see {command} --help)"
 
 
+def _open_streams() -> None:
+    """Give a closed standard output or error the null device, and let a terminal without our signs show others."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (as long as the process)
+        else:
+            getattr(sys, name).reconfigure(errors="replace")
+
+
 def main() -> None:
     """Entry point of the console script and of python -m sprint."""
+    _open_streams()
     sys.exit(run(sys.argv[1:]))
 
 

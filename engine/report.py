@@ -42,7 +42,7 @@ class Report:
     @contextmanager
     def progress(self, done: int, total: int, unit: str = "step") -> Iterator[None]:
         """While entered, steps move a bar if standard output is a terminal, or else each record is a line."""
-        if self.quiet or self.plain or not sys.stdout.isatty():
+        if self.quiet or self.plain or sys.stdout is None or not sys.stdout.isatty():
             yield
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

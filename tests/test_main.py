@@ -18,6 +18,7 @@ from sprint.__main__ import run
 from sprint.engine.config import TrainConfig, flag
 from sprint.engine.data import NAMES as DATA_NAMES
 from sprint.engine.nets import NAMES as NETS
+from sprint.engine.report import Report
 
 SPRINT = [sys.executable, "-m", "sprint"]
 SMALL = ["train", "cnn-a", "--data", "synthetic", "--classes", "7", "--limit", "40", "--image-size", "12", "--width",
@@ -177,6 +178,36 @@ def test_a_closed_pipe_is_no_error():
     command = f"'{sys.executable}' -m sprint nets --json | head -c 1"
     done = subprocess.run(command, shell=True, capture_output=True, timeout=60)
     assert (done.stdout, done.stderr) == (b"[", b"")
+
+
+def test_a_closed_output_is_a_quiet_one(tmp_path):
+    command = f"'{sys.executable}' -m sprint {' '.join(SMALL)} --steps 1 --out r >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "r" / "summary.json").exists()
+    done = subprocess.run(f"'{sys.executable}' -m sprint nets alexnet 2>&- >&-", shell=True, timeout=60)
+    assert done.returncode == 2
+
+
+def test_a_report_without_an_output_has_no_bar(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with Report().progress(0, 3):
+        pass
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["nets"], ["nets", "--json"], [*SMALL, "--steps", "1"]], ids=lambda a: a[0])
+def test_a_full_output_is_named(arguments, unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*SPRINT, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
+                              env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    assert (done.returncode, done.stderr) == (1, "sprint: standard output: No space left on device\n")
+
+
+def test_signs_that_the_output_does_not_know_are_replaced():
+    code = "import sys, sprint.__main__ as m; m.run = lambda words: print('a \u2192 b'); m.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout) == (0, "a ? b\n"), done.stderr
 
 
 # ---- commands -----------------------------------------------------------------------------------------------
