@@ -69,7 +69,7 @@ def _find(folder: Path, name: str) -> Path:
 def parse(content: bytes, ndim: int, path: Path) -> np.ndarray:
     """Return the array of an IDX file of unsigned bytes, uint8 of `ndim` dimensions.
 
-    Raises: ValueError for another magic number, or more or fewer bytes than the header says.
+    Raises: ValueError for another magic number, images without pixels, or more or fewer bytes than the header says.
     """
     magic = content[:4]
     if magic != bytes((0, 0, UNSIGNED_BYTE, ndim)):
@@ -78,6 +78,8 @@ def parse(content: bytes, ndim: int, path: Path) -> np.ndarray:
     if len(content) < header:
         raise ValueError(f"idx: expected a header of {header} bytes, got {len(content)}: {path}: {CURE}")
     shape = struct.unpack_from(f">{ndim}I", content, 4)
+    if 0 in shape[1:]:
+        raise ValueError(f"idx: expected images of 1 pixel or more a side, got {shape}: {path}: {CURE}")
     size = header + math.prod(shape)
     if len(content) != size:
         raise ValueError(f"idx: expected {size:,} bytes for {shape}, got {len(content):,}: {path}: {CURE}")

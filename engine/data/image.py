@@ -6,7 +6,9 @@ becomes grey by the Rec. 601 luma, alpha is dropped, 16 bits keep the high byte,
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Shape = tuple[int, int, int]  # (C, H, W)
+NO_FILE = (errno.ELOOP, errno.ENAMETOOLONG)  # of the path's own making, not the machine's
 
 
 class BadImageError(ValueError):
@@ -35,6 +38,12 @@ def read_image(path: str, out: np.ndarray) -> None:
             content = file.read()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise BadImageError(path, "no such file") from error
+    except ValueError as error:
+        raise BadImageError(path, "a name that no file can have") from error
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        raise BadImageError(path, os.strerror(error.errno).lower()) from error
     if not content:
         raise BadImageError(path, "an empty file")
     try:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sprint.engine.data import open_dataset
+from sprint.engine.data.image import BadImageError, read_image
 
 SHAPE = (1, 2, 2)
 
@@ -76,6 +77,26 @@ def test_unlabeled_image_is_named_or_listed(tmp_path):
         open_dataset("folder", tmp_path, image_shape=SHAPE)
     data = open_dataset("folder", tmp_path, image_shape=SHAPE, on_bad_image="skip")
     assert list(data.bad) == [str(tmp_path / "stray.png")] and len(data.train) + len(data.test) == 10
+
+
+def test_links_in_a_loop_are_bad_images(tmp_path):
+    tree(tmp_path / "train", ant=2, bee=2)
+    tree(tmp_path / "val", ant=1, bee=1)
+    loops = [tmp_path / "train" / "ant" / "loop.png", tmp_path / "val" / "bee" / "loop.png"]
+    for loop in loops:
+        loop.symlink_to(loop.name)
+    (tmp_path / "train" / "bee" / "up").symlink_to(tmp_path / "train", target_is_directory=True)
+    with pytest.raises(BadImageError, match=f"symbolic links: {loops[0]}"):
+        open_dataset("folder", tmp_path, image_shape=SHAPE).train.read(np.arange(5))
+    data = open_dataset("folder", tmp_path, image_shape=SHAPE, on_bad_image="skip")
+    assert sorted(labels(data.train)) == [-1, 0, 0, 1, 1] and sorted(labels(data.test)) == [-1, 0, 1]
+    assert sorted(data.bad) == sorted(map(str, loops))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_names_that_no_file_can_have_are_bad_images(name):
+    with pytest.raises(BadImageError):
+        read_image(name, np.zeros((2, 2, 1), np.uint8))
 
 
 def test_fewer_than_two_classes(tmp_path):

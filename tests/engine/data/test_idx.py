@@ -83,6 +83,14 @@ def test_counts_must_agree(mnist_like, write_idx):
     assert "expected 30 labels, got 29" in one_line(mnist_like)
 
 
+@pytest.mark.parametrize("shape", [(30, 0, 7), (30, 5, 0), (30, 0, 0)])
+def test_images_without_pixels(mnist_like, write_idx, shape):
+    (mnist_like / "train-images-idx3-ubyte.gz").unlink()
+    write_idx(mnist_like / "train-images-idx3-ubyte", np.zeros(shape, np.uint8))
+    message = one_line(mnist_like)
+    assert f"1 pixel or more a side, got {shape}" in message and "train-images-idx3-ubyte" in message
+
+
 def test_label_out_of_range_and_the_general_set(mnist_like, write_idx):
     write_idx(mnist_like / "t10k-labels-idx1-ubyte", np.full(10, 25, np.uint8))
     assert "labels 0..9, got 25" in one_line(mnist_like)
