@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from .runs import CHECKPOINTS, writing
 FORMAT = 1
 KEPT = 3  # newest checkpoints of a run that stay on the disk
 LATEST = "latest"
+ANY_NAME = "step-*.safetensors"
 _ARRAYS = ("weights", "optimizer")  # the fields that are arrays by name; the others are JSON
 
 
@@ -79,6 +81,9 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     try:
         with safe_open(path, framework="np") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except OSError as error:
+        reason = " ".join(str(error.strerror or error).split()).lower()
+        raise OSError(f"checkpoint: expected a file to read, got: {reason}: {path}: name another one") from error
     except (SafetensorError, ValueError) as error:
         why = " ".join(str(error).split())
         raise ValueError(f"checkpoint: expected a whole file, got a damaged one ({why}): {path}") from error
@@ -125,24 +130,33 @@ def file_name(step: int) -> str:
 
 def newest_first(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the one of the highest step first."""
-    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+    return sorted((path for path in folder.glob(ANY_NAME) if path.is_file()), reverse=True)
 
 
 def find(place: str | Path) -> Path:
     """The checkpoint that `place` means: a checkpoint itself, or the latest of a run folder.
 
-    Raises UsageError when there is none.
+    Raises UsageError when there is none, ValueError when `latest` does not name one.
     """
     path = Path(place)
     if path.is_file():
         return path
     for folder in (path, path / CHECKPOINTS):
         if (folder / LATEST).is_file():
-            return folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+            return _named(folder / LATEST)
     raise UsageError(f"checkpoint: expected a checkpoint or a run folder with one, got {path}")
 
 
-def newest_good(folders: Iterator[Path]) -> Iterator[tuple[Path, Checkpoint | ValueError]]:
+def _named(latest: Path) -> Path:
+    """The checkpoint beside the file `latest` that it names."""
+    name = latest.read_bytes()[:100].decode(errors="replace").strip()
+    if not fnmatch.fnmatchcase(name, ANY_NAME) or "/" in name or not (latest.parent / name).is_file():
+        raise ValueError(f"checkpoint: expected the name of a checkpoint beside it, got '{name}': {latest}: "
+                         "name a checkpoint itself, or go on with --resume auto")
+    return latest.parent / name
+
+
+def newest_good(folders: Iterator[Path]) -> Iterator[tuple[Path, Checkpoint | ValueError | OSError]]:
     """Go through the checkpoints of run folders, newest first, up to the first that is whole.
 
     Yields each path tried with its checkpoint, or with what is wrong with it.
@@ -152,13 +166,13 @@ def newest_good(folders: Iterator[Path]) -> Iterator[tuple[Path, Checkpoint | Va
             try:
                 yield path, load(path)
                 return
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 yield path, error
 
 
 def put_aside(folder: Path, step: int) -> None:
     """Rename the checkpoints after `step` to *.old: a run that goes on from `step` will write its own."""
-    for path in newest_first(folder):
+    for path in folder.glob(ANY_NAME):
         if path.name > file_name(step):
             with writing(path):
                 path.rename(path.with_suffix(".old"))

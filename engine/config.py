@@ -100,6 +100,8 @@ class TrainConfig:
             _check(option, getattr(self, option.name))
         if not re.fullmatch(limits.DEVICE, self.device):
             raise UsageError(f"device: expected {limits.DEVICES}, got '{self.device}'")
+        if self.out == "":
+            raise UsageError("out: expected a folder, got ''")
         schedule.parse(self.schedule)
         for option in fields(self):
             self._check_use(option)

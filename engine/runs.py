@@ -19,9 +19,11 @@ from .. import __version__
 from ..kernels import blas, source
 from ..kernels.device import Device
 from ..kernels.host import processor_name
+from .errors import UsageError
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
 CHECKPOINTS = "checkpoints"
+DRAWN = ("epoch", "loss", "test_loss", "top1", "top5")  # figures of a record that the curves show
 
 
 class RunFolder:
@@ -36,11 +38,18 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: str | None, net: str) -> RunFolder:
-        """An empty run folder at `out`, by default runs/<net>-<time>; an earlier run there is moved aside."""
+        """An empty run folder at `out`, by default runs/<net>-<time>; an earlier run there is moved aside.
+
+        Raises UsageError when there is something else in it.
+        """
         path = Path(out) if out else _free(Path("runs") / f"{net}-{time.strftime('%Y%m%d-%H%M%S')}", "-")
         with writing(path):
-            if (path / CONFIG).exists() or (path / METRICS).exists():
-                path.rename(_free(path.with_name(path.name + ".1"), "."))
+            if path.is_dir() and (names := {entry.name for entry in path.iterdir()}):
+                if CHECKPOINTS not in names or (not names & {CONFIG, METRICS} and names > {CHECKPOINTS}):
+                    raise UsageError(f"out: expected a new or empty folder or an earlier run, got {path} with "
+                                     f"{', '.join(sorted(names)[:3])}")
+                earlier = path.resolve()
+                earlier.rename(_free(earlier.with_name(earlier.name + ".1"), "."))
             path.mkdir(parents=True, exist_ok=True)
         return cls(path).ready()
 
@@ -75,12 +84,15 @@ class RunFolder:
                 os.close(handle)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All records of metrics.jsonl; a last line cut short is left out."""
+        """All records of metrics.jsonl; a last line cut short is left out.
+
+        Raises ValueError naming the file and the line that is none of ours.
+        """
         path = self.path / METRICS
         if not path.exists():
             return []
-        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        return [_record(line, f"{path}, line {number}") for number, line in enumerate(whole.splitlines(), start=1)]
 
     def rewind(self, step: int) -> None:
         """Forget the records after `step`: a run that goes on from there will make them again."""
@@ -90,7 +102,7 @@ class RunFolder:
 
     def draw_curves(self, title: str) -> None:
         """Draw loss and accuracy over the epochs into curves.png; nothing when there is no record yet."""
-        records = self.metrics()
+        records = [record for record in self.metrics() if "epoch" in record and "loss" in record]
         if records:
             self.draw(CURVES, _curves(records, title))
 
@@ -131,6 +143,19 @@ def writing(path: Path) -> Iterator[None]:
         raise OSError(f"run folder: expected to write {path}, got: {reason}") from error
 
 
+def _record(line: bytes, place: str) -> dict[str, Any]:
+    """The record that a line of metrics.jsonl holds."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int) \
+            or not all(isinstance(record.get(name, 0.0), int | float) for name in DRAWN):
+        got = line[:40].decode(errors="replace")
+        raise ValueError(f"run folder: expected a record of a step, got '{got}': {place}: remove that line to go on")
+    return record
+
+
 def _free(path: Path, sign: str) -> Path:
     """`path`, or the first of path-2, path-3, ... (path.2 after path.1) that does not exist."""
     stem, number = (path.name, 1) if sign == "-" else (path.name.rpartition(".")[0], 1)
@@ -147,7 +172,7 @@ def _curves(records: list[dict[str, Any]], title: str) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    tested = [r for r in records if "top1" in r]
+    tested = [r for r in records if {"test_loss", "top1", "top5"} <= r.keys()]
     epochs, last = [r["epoch"] for r in tested], records[-1]["epoch"]
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
     figure.suptitle(title)

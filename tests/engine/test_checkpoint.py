@@ -148,6 +148,49 @@ def test_the_newest_good_one_is_found_behind_damaged_ones(tmp_path):
     Checkpoint)] == [1]
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\0", b"../step-000000017.safetensors", b"/etc/passwd",
+                                     b"step-000000009.safetensors\n", b"step-000000099.safetensors", b"x" * 5000])
+def test_a_damaged_pointer_to_the_latest_is_one_line_with_a_cure(tmp_path, content):
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "step-000000099.safetensors").mkdir(parents=True)
+    checkpoint.add(folder, STATE)
+    checkpoint.add(tmp_path / "run", STATE)
+    (folder / "latest").write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        checkpoint.find(tmp_path / "run" / "checkpoints")
+    message = str(error.value)
+    assert message.startswith("checkpoint: ") and f"{folder / 'latest'}: name a checkpoint" in message
+    assert "\n" not in message and len(message) < 400
+
+
+def test_a_folder_named_like_a_checkpoint_is_none(tmp_path):
+    folder, odd = tmp_path / "checkpoints", "step-000000099.safetensors"
+    (folder / odd).mkdir(parents=True)
+    for step in (1, 2, 3, 4):
+        checkpoint.add(folder, replace(STATE, step=step))
+    assert checkpoint.find(folder).name == "step-000000004.safetensors"
+    assert [found.step for _, found in checkpoint.newest_good(iter([tmp_path]))] == [4]
+    with pytest.raises(OSError, match=f"checkpoint: expected a file to read, got: .*: {folder / odd}: name"):
+        checkpoint.load(folder / odd)
+    checkpoint.put_aside(folder, 4)
+    assert (folder / "step-000000099.old").is_dir()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    for step in (1, 2):
+        checkpoint.add(tmp_path / "checkpoints", replace(STATE, step=step))
+    whole = checkpoint.load
+
+    def load(path):
+        if "2" in path.name:
+            raise OSError(5, "Input/output error", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(checkpoint, "load", load)
+    assert [isinstance(found, Checkpoint) for _, found in checkpoint.newest_good(iter([tmp_path]))] == [False, True]
+
+
 def test_later_checkpoints_are_put_aside_not_deleted(tmp_path):
     for step in (5, 6, 7):
         checkpoint.add(tmp_path, replace(STATE, step=step))

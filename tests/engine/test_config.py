@@ -40,7 +40,7 @@ def test_json_with_a_stranger_or_without_a_net_is_refused(data, named):
     ("optimizer", "adam"), ("conv_algo", "winograd"), ("math",
     "fp16"),
     ("device", "gpu"), ("device", "host:"), ("device", "host:-1"), ("device", "cuda:x"), ("device", "auto:0"),
-    ("schedule", "linear"), ("augment", 1), ("data", 3), ("net", None),
+    ("schedule", "linear"), ("out", ""), ("augment", 1), ("data", 3), ("net", None),
 ])
 def test_a_value_that_does_not_fit_is_refused_in_one_line_with_the_options_name(option, value):
     with pytest.raises(UsageError) as error:

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from sprint.engine import runs
+from sprint.engine.errors import UsageError
 from sprint.engine.runs import RunFolder
 
 RECORD = {"step": 1, "epoch": 0.1, "loss": 2.3, "lr": 0.1, "images_per_s": 10.0}
@@ -36,10 +37,23 @@ def test_an_earlier_run_is_moved_aside_and_nothing_of_it_lost(tmp_path):
     "train.2")] == [1, 2]
 
 
-def test_a_folder_that_holds_other_things_keeps_them(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    RunFolder.create(str(tmp_path), "mlp")
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+@pytest.mark.parametrize("names", [["notes.txt"], ["config.json"], ["checkpoints", "src"], [".hidden"]])
+def test_a_folder_that_holds_other_things_is_refused_and_left_alone(tmp_path, names):
+    for name in names:
+        (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match=f"^out: expected a new or empty folder .* got {tmp_path} with .*{names[-1]}"):
+        RunFolder.create(str(tmp_path), "mlp")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_the_root_is_no_run_folder():
+    with pytest.raises(UsageError, match=r"^out: .*, got / with "):
+        RunFolder.create("/", "mlp")
+
+
+def test_an_empty_folder_and_the_present_one_are_fine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert RunFolder.create(".", "mlp").path.resolve() == tmp_path
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "/proc/runs/train", "/dev/null"])
@@ -60,6 +74,21 @@ def test_metrics_are_read_back_without_a_line_cut_short(tmp_path):
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "ep')
     assert folder.metrics() == [record(1), record(2)]
+
+
+@pytest.mark.parametrize("line", [b'{"step": 3, "ep', b"null", b"[1]", b"{}", b'{"step": "x"}', b"\xff\xfe", b"",
+                                  b'{"step": 3, "loss": "x"}'])
+def test_a_damaged_line_is_named_with_its_number(tmp_path, line):
+    folder = RunFolder.create(str(tmp_path), "mlp")
+    folder.log(record(1))
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(line + b"\n")
+    folder.log(record(4))
+    for act in (folder.metrics, lambda: folder.rewind(4)):
+        with pytest.raises(ValueError) as error:
+            act()
+        message = str(error.value)
+        assert f"{tmp_path / 'metrics.jsonl'}, line 2: remove that line" in message and "\n" not in message
 
 
 def test_rewind_forgets_what_came_after_and_a_cut_line(tmp_path):
