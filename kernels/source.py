@@ -214,7 +214,8 @@ def _compile(name: str, text: str, flags: tuple[str, ...], folder: Path) -> Path
     if done.returncode != 0:
         lines = done.stderr.splitlines() or ["no message"]
         message = next((line for line in lines if "error" in line), lines[-1])
-        raise RuntimeError(f"host compiler: expected {name} to compile, got {message}")
+        raise RuntimeError(f"host compiler: expected {name} to compile, got {message} "
+                           f"({command[0]}, exit code {done.returncode})")
     return shared
 
 

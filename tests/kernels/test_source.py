@@ -173,6 +173,12 @@ def test_a_compile_error_names_file_and_line(cache):
     assert not cache.exists()
 
 
+def test_a_compiler_that_only_fails_is_named_with_its_exit_code(cache, monkeypatch):
+    monkeypatch.setattr(source, "compiler", lambda: "/bin/false")
+    with pytest.raises(RuntimeError, match=r"^host compiler: .*, got no message \(/bin/false, exit code 1\)$"):
+        source.build_kernel_text("planted", 'extern "C" __global__ void f(float* x) { x[0] = 1; }', "fast")
+
+
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setattr(source.shutil, "which", lambda name: None)
     with pytest.raises(RuntimeError, match=r"expected a C\+\+ compiler .* apt-get install"):
