@@ -27,12 +27,14 @@ def profile(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw bars a layer and a roofline")] = None,
 ) -> None:
     """Show the time of each layer, pass and kernel of a training step, against this machine's ceilings."""
+    from ..engine.config import TrainConfig
     from ..engine.nets import build
+    from ..engine.session import plan_memory
     from . import profile_plots, profile_tables
     from .ceilings import measure_ceilings
     from .commands_bench import open_named
     from .environment import machine
-    from .files import check_writable, write_text
+    from .files import check_picture, check_writable, naming, write_text
     from .kernel_tables import ceilings_line, console
     from .profile import observe
     from .profile import profile as evaluate
@@ -41,10 +43,14 @@ def profile(
 
     if steps < 1:
         raise UsageError(f"steps: expected at least 1, got {steps}")
-    for option, path in (("json", json_file), ("csv", csv_file), ("trace", trace), ("plot", plot)):
+    for option, path in (("json", json_file), ("csv", csv_file), ("trace", trace)):
         check_writable(option, path)
+    check_picture("plot", plot)
+    config = TrainConfig(net, data="synthetic", classes=classes, image_size=image_size, width=width, subbatch=subbatch,
+                         device=device, device_threads=device_threads, conv_algo=conv_algo)
     spec = build(net, image_size, width, classes)
     opened = open_named(device, device_threads)
+    plan_memory(config, spec, opened, opened.memory().available)
     out = console()
     out.print(f"device  {opened.describe()}", soft_wrap=True)
     ceilings = measure_ceilings(opened)
@@ -63,7 +69,8 @@ def profile(
     if csv_file:
         write_text(csv_file, profile_tables.as_csv(result))
     if trace:
-        profile_tables.write_trace(trace, observed)
+        with naming(trace):
+            profile_tables.write_trace(trace, observed)
     if plot:
         title = f"{net} {spec.in_shape[1]} px, sub-batch {subbatch}, {opened.describe()}"
         profile_plots.draw(plot, result, ceilings, title)

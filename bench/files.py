@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..engine.errors import UsageError
@@ -25,6 +27,28 @@ def check_writable(option: str, path: Path | None) -> None:
         raise UsageError(f"{option}: expected a file that can be written, got {path} ({error.strerror})") from None
 
 
+def check_picture(option: str, path: Path | None) -> None:
+    """The same for a picture, which is a PNG whatever its name says."""
+    if path is not None and path.suffix.lower() != ".png":
+        raise UsageError(f"{option}: expected a name that ends in .png, got {path}")
+    check_writable(option, path)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError name `path`, not the file that was to take its place or none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write `content` so that readers see the old file or the whole new one; a link stays one."""
+    with naming(path):
+        replace_file(path.resolve(), content)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write `text` so that readers see the old file or the whole new one; a link stays one."""
-    replace_file(path.resolve(), text.encode())
+    """The same for a text."""
+    write(path, text.encode())

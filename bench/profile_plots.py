@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .ceilings import Ceilings
+from .files import write
 from .profile import PARTS, Profile, Row
 
 OTHER = "host overhead"
@@ -15,7 +16,9 @@ NAMED = 6  # kernels of the roofline that get a label: the slowest
 
 
 def draw(path: Path, profile: Profile, ceilings: Ceilings, title: str) -> None:
-    """Write both pictures into one PNG."""
+    """Write both pictures into one PNG. Raises OSError naming `path`."""
+    import io
+
     import matplotlib
 
     matplotlib.use("Agg")
@@ -25,8 +28,10 @@ def draw(path: Path, profile: Profile, ceilings: Ceilings, title: str) -> None:
     figure.suptitle(title)
     _bars(bars, profile)
     _roofline(roofline, profile, ceilings)
-    figure.savefig(path, dpi=110, format="png")
+    image = io.BytesIO()
+    figure.savefig(image, dpi=110, format="png")
     pyplot.close(figure)
+    write(path, image.getvalue())
 
 
 def _bars(axes: Any, profile: Profile) -> None:

@@ -86,10 +86,11 @@ def open_session(config: TrainConfig, saved: Checkpoint | None = None,
         class_names=saved.class_names if saved else None, limit=config.limit, on_bad_image=config.on_bad_image)
     spec = build(config.net, config.image_size, config.width, dataset.classes)
     available = device.memory().available
-    return Session(config, device, dataset, spec, _planned(config, spec, device, available), available, saved)
+    return Session(config, device, dataset, spec, plan_memory(config, spec, device, available), available, saved)
 
 
-def _planned(config: TrainConfig, spec: NetSpec, device: Device, available: int) -> MemoryPlan:
+def plan_memory(config: TrainConfig, spec: NetSpec, device: Device, available: int) -> MemoryPlan:
+    """The memory of a run. Raises UsageError when there is less, naming the largest sub-batch that would fit."""
     options: dict[str, Any] = {"conv_algo": config.conv_algo,
                                "workspace_bytes": _workspace_bytes(config), "optimizer": config.optimizer}
     try:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-from sprint.bench import profile_tables
+from sprint.bench import files, profile_plots, profile_tables
 from sprint.bench.ceilings import Ceilings
 from sprint.bench.profile import cost, observe, profile
 from sprint.bench.profiler import open_step
 from sprint.bench.trace import Call, TracedDevice
 from sprint.engine import nets
 from sprint.engine.tracefile import EVENT_LIMIT, TraceFile
-from sprint.kernels import activation
+from sprint.kernels import activation, source
 from sprint.kernels.conv_shape import ConvShape
 from sprint.kernels.host import HostDevice
 
@@ -157,11 +158,41 @@ def test_command_writes_all_files(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("cnn-x",), ("lenet", "--steps", "0"), ("lenet", "--subbatch", "0"),
-                                       ("lenet", "--json", "/nowhere/p.json"), ("lenet", "--device", "tpu")])
-def test_bad_input_is_one_line_and_exit_code_2(arguments):
+                                       ("lenet", "--json", "/nowhere/p.json"), ("lenet", "--device", "tpu"),
+                                       ("lenet", "--conv-algo", "z"), ("lenet", "--classes", "1"),
+                                       ("lenet", "--plot", "p.xyz"), ("lenet", "--subbatch", str(2**63)),
+                                       ("cnn-a", "--subbatch", "100000000"), ("lenet", "--device-threads", "0")])
+def test_bad_input_is_one_line_and_exit_code_2_before_anything_is_measured(arguments):
     done = run(*arguments)
-    assert done.returncode == 2
+    assert done.returncode == 2 and done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_does_not_fit_gets_the_sub_batch_that_would():
+    assert re.search(r"memory: .* for --subbatch 100000000: --subbatch \d+ would fit",
+                     run("cnn-a", "--subbatch", "100000000", "--device", "host").stderr)
+
+
+def full(*_arguments):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_names_the_file(monkeypatch, tmp_path, observed):
+    result = profile(*observed, CEILINGS)
+    for act in (lambda path: files.write_text(path, "x"), lambda path: profile_plots.draw(path, result, CEILINGS, "t")):
+        with monkeypatch.context() as patch:
+            patch.setattr(source.os, "replace", full)
+            with pytest.raises(OSError) as error:
+                act(tmp_path / "p.png")
+        assert (error.value.filename, error.value.strerror) == (str(tmp_path / "p.png"), "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_on_a_full_disk_names_the_file(tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as error, files.naming(tmp_path / "t.json"):
+        (tmp_path / "full").write_text("x")
+    assert error.value.filename == str(tmp_path / "t.json")
 
 
 def test_training_with_profile_writes_the_profile_of_its_steps(tmp_path):
