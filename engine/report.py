@@ -11,11 +11,15 @@ from typing import Any
 
 from .. import __version__
 from ..kernels import cuda, source
+from .layers import Conv2D
 from .session import Session, gigabytes
 from .shapes import forward_macs
 
 Record = dict[str, Any]
 BAD_SHOWN = 5  # images left out that are named
+MEASURED_CHOICES = ("auto: algorithms are measured once on this machine and cached; equal bytes on other machines or "
+                    "after the cache is emptied need --conv-algo implicit, or --resume, which keeps the choices")
+KEPT_CHOICES = "auto: the algorithms that the checkpoint names; what it does not name is measured"
 
 
 class Report:
@@ -103,6 +107,8 @@ def _header(session: Session, gradient: str) -> Iterator[tuple[str, str]]:
     yield "data", f"{session.dataset.name}: {session.dataset.provenance}"
     yield "update", (f"{config.optimizer}, lr {config.lr:g}, schedule {config.schedule}, weight decay "
                      f"{config.weight_decay:g}; the gradient is {gradient}")
+    if config.conv_algo == "auto" and any(isinstance(layer, Conv2D) for layer in spec.layers):
+        yield "conv", KEPT_CHOICES if session.saved else MEASURED_CHOICES
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in asdict(plan).items())
     yield "memory", f"planned peak {gigabytes(plan.total)} of {gigabytes(session.available)} free ({parts})"
     if session.device.kind == "host" and not any(source.cache_folder().glob("*.so")):

@@ -377,6 +377,20 @@ def test_a_resumed_run_keeps_the_convolution_algorithms_of_its_checkpoint(tmp_pa
     assert {key: last(tmp_path).choices[key] for key in others} == others
 
 
+def test_the_header_says_what_equal_bytes_need_where_algorithms_are_measured(tmp_path):
+    def said(**changes):
+        lines = Lines()
+        trainer.train(replace(SMALL, steps=1, out=str(tmp_path / "r"), **changes), lines)
+        return [line for line in lines.lines if line.startswith("conv ")]
+
+    measured, = said(conv_algo="auto")
+    assert "measured once on this machine and cached" in measured
+    assert "need --conv-algo implicit, or --resume" in measured
+    kept, = said(conv_algo="auto", resume=str(tmp_path / "r"))
+    assert "that the checkpoint names" in kept
+    assert said(conv_algo="explicit") == said(net="mlp", conv_algo="auto") == []
+
+
 def test_tf32_is_refused_where_there_is_none(tmp_path):
     with pytest.raises(UsageError, match=r"^math: expected fp32 on host:0, got tf32$"):
         run(tmp_path, math="tf32", steps=1)
