@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from .device import INDEX_LIMIT
 
@@ -13,8 +16,19 @@ SIZE_LIMIT = 2**31 - 1  # of one extent, stride or pad
 def check_extents(op: str, **values: tuple[int, int, int]) -> None:
     """Check name=(value, least, greatest) extents. Raises ValueError naming the first out of range."""
     for name, (value, least, greatest) in values.items():
-        if not isinstance(value, int) or not least <= value <= greatest:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= greatest:
             raise ValueError(f"{op}: expected {name} from {least} to {greatest}, got {value}")
+
+
+def pair(op: str, name: str, value: Any) -> Pair:
+    """(height, width) as Python's own whole numbers, which do not wrap round. Raises ValueError for anything else."""
+    try:
+        first, second = value
+    except (TypeError, ValueError):
+        first = second = None
+    if not all(isinstance(part, (int, np.integer)) and not isinstance(part, bool) for part in (first, second)):
+        raise ValueError(f"{op}: expected {name} as two whole numbers (height, width), got {value!r}")
+    return int(first), int(second)
 
 
 def output_extent(op: str, axis: str, extent: int, window: int, stride: int, pad: int) -> int:
@@ -96,7 +110,7 @@ class ConvShape:
         """Shape from those of x and w. Raises ValueError when they do not belong together."""
         if len(x) != 4 or len(w) != 4 or x[0] != w[1]:
             raise ValueError(f"conv: expected x(C,N,H,W) and w(K,C,R,S) of one C, got {x} and {w}")
-        return cls(*x, w[0], *w[2:], stride=(stride[0], stride[1]), pad=(pad[0], pad[1]))
+        return cls(*x, w[0], *w[2:], stride=pair("conv", "stride", stride), pad=pair("conv", "pad", pad))
 
 
 def expect_shape(op: str, **pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> None:

@@ -154,7 +154,10 @@ def check_copy(dst: Array, src: Array) -> None:
 
 
 def check_gemm(a: Array, b: Array, c: Array, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
-    """(m, n, k) of c(m,n) = op(a)(m,k) op(b)(k,n). Rows may lie apart (a slice of columns)."""
+    """(m, n, k) of c(m,n) = op(a)(m,k) op(b)(k,n). Rows may lie apart (a slice of columns).
+
+    Raises TypeError or ValueError when they do not belong together, or c lies over a or b, which it would destroy.
+    """
     for name, array in (("a", a), ("b", b), ("c", c)):
         check_matrix("sgemm", name, array)
     m, k = a.shape[::-1] if trans_a else a.shape
@@ -162,6 +165,10 @@ def check_gemm(a: Array, b: Array, c: Array, trans_a: bool, trans_b: bool) -> tu
     if k != k_b or c.shape != (m, n):
         got = f"k={k} and {k_b}, c{tuple(c.shape)}"
         raise ValueError(f"sgemm: expected a({m},k) b(k,{n}) c({m},{n}), got {got}")
+    for name, array in (("a", a), ("b", b)):
+        if _overlap(array, c):
+            got = f"c{tuple(c.shape)} over {name}{tuple(array.shape)}"
+            raise ValueError(f"sgemm: expected c apart from {name}, got {got}")
     return m, n, k
 
 
@@ -176,6 +183,24 @@ def check_matrix(op: str, name: str, array: Array) -> None:
     if array.size and (apart or (columns > 1 and step != 4)):
         got = f"shape {tuple(array.shape)} with strides {tuple(array.strides)}"
         raise ValueError(f"{op}: expected {name} row-major, got {got}")
+
+
+def _overlap(a: Array, b: Array) -> bool:
+    """Whether two checked matrices have an element in common; of rows at equal distances the columns may differ."""
+    if not a.size or not b.size:
+        return False
+    (first, length), (second, other) = _span(a), _span(b)
+    if first + length <= second or second + other <= first:
+        return False
+    step, between = a.strides[0], second - first
+    rows_apart = a.shape[0] > 1 and b.shape[0] > 1 and step == b.strides[0]
+    return not (rows_apart and 4 * a.shape[1] <= between % step <= step - 4 * b.shape[1])
+
+
+def _span(array: Array) -> tuple[int, int]:
+    """Address of a checked matrix, and bytes from its first element to its last."""
+    start = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+    return start, (array.shape[0] - 1) * array.strides[0] + 4 * array.shape[1]
 
 
 def leading_dimension(array: Array) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .conv_shape import SIZE_LIMIT, Pair, expect_shape, output_extent
+from .conv_shape import SIZE_LIMIT, Pair, expect_shape, output_extent, pair
 from .device import Array, Device, elements
 
 BYTE_WINDOW = 256  # the largest window whose indices fit one byte
@@ -14,9 +14,10 @@ def pooled_shape(x: tuple[int, ...], window: Pair, stride: Pair,
                  pad: Pair = (0, 0)) -> tuple[int, int, int, int]:
     """Shape (C,N,P,Q) of the pool of x(C,N,H,W), by the floor rule.
 
-    Raises ValueError when x has not 4 dimensions, the window does not fit, or stride or pad is out of range;
-    pad must be less than the window, or a window would hold nothing.
+    Raises ValueError when x has not 4 dimensions, window, stride or pad is no pair of whole numbers, the window does
+    not fit, or stride or pad is out of range; pad must be less than the window, or a window would hold nothing.
     """
+    window, stride, pad = _pairs(window, stride, pad)
     if len(x) != 4:
         raise ValueError(f"max_pool: expected x(C,N,H,W), got shape {tuple(x)}")
     P = output_extent("max_pool", "height", x[2], window[0], stride[0], pad[0])
@@ -30,6 +31,7 @@ def pooled_shape(x: tuple[int, ...], window: Pair, stride: Pair,
 
 def arg_dtype(window: Pair) -> np.dtype:
     """Type of the indices inside a window: uint8 up to 256 elements, else int32."""
+    window = pair("max_pool", "window", window)
     return np.dtype(np.uint8 if window[0] * window[1] <= BYTE_WINDOW else np.int32)
 
 
@@ -40,6 +42,7 @@ def max_pool(device: Device, x: Array, y: Array, arg: Array, window: Pair, strid
     x (C,N,H,W) float32; y (C,N,P,Q) float32; arg (C,N,P,Q) of arg_dtype(window). Raises ValueError when the
     shapes do not belong together (see pooled_shape), TypeError when arg has another dtype.
     """
+    window, stride, pad = _pairs(window, stride, pad)
     shape = _checked("max_pool", x, y, arg, window, stride, pad)
     if _is_2x2(window, stride, pad):
         device.launch("pool", "max_pool_2x2", elements(y.size), x, y, arg, *shape)
@@ -56,6 +59,7 @@ def max_pool_backward(device: Device, dy: Array, arg: Array, dx: Array, window: 
     relu_of: y (C,N,P,Q) of max_pool where a ReLU stands before the pool, whose gradient is then taken in the
     same pass (dy counts where y > 0). Raises as max_pool does.
     """
+    window, stride, pad = _pairs(window, stride, pad)
     shape = _checked("max_pool_backward", dx, dy, arg, window, stride, pad)
     if relu_of is not None:
         expect_shape("max_pool_backward", relu_of=(relu_of.shape, dy.shape))
@@ -66,6 +70,10 @@ def max_pool_backward(device: Device, dy: Array, arg: Array, dx: Array, window: 
     items = -(-(dx.shape[3] + pad[1]) // stride[1])  # of a line; each stands for `stride` elements
     work, extents = elements(shape[0] * shape[1] * items), (*shape, *window, *stride, *pad)
     device.launch("pool", f"max_pool_backward_{_suffix(arg)}", work, dy, arg, pooled, dx, relu, *extents)
+
+
+def _pairs(window: Pair, stride: Pair, pad: Pair) -> tuple[Pair, Pair, Pair]:
+    return pair("max_pool", "window", window), pair("max_pool", "stride", stride), pair("max_pool", "pad", pad)
 
 
 def _checked(op: str, x: Array, y: Array, arg: Array, window: Pair, stride: Pair,

@@ -194,6 +194,28 @@ def test_sgemm_refuses(fast, change, error, message):
         fast.sgemm(**{**arrays, **change})
 
 
+def test_sgemm_refuses_a_result_over_an_operand(fast, rng):
+    store = rng.standard_normal((6, 10)).astype(np.float32)
+    whole = store[:, :6]
+    for a, b, c in ((whole, store[:, 4:10], whole), (store[:, 4:10], whole, whole), (whole, whole, store[:, 4:10]),
+                    (whole, whole, store.reshape(-1)[7:43].reshape(6, 6)),
+                    (store[:3, :3], store[3:, :3], store[2:5, 2:5])):
+        before = store.copy()
+        with pytest.raises(ValueError, match=r"sgemm: expected c apart from [ab], got c\("):
+            fast.sgemm(a, b, c)
+        assert (store == before).all()
+
+
+def test_sgemm_takes_operands_beside_the_result(fast, rng):
+    """Columns of one matrix, and its rows, have nothing in common; a and b may be the same."""
+    store = rng.standard_normal((6, 9)).astype(np.float32)
+    for a, b, c in ((store[:3, :3], store[3:, :3], store[:3, 3:6]), (store[:3, 6:], store[:3, 6:], store[:3, 3:6]),
+                    (store[:3, 6:], store[:3, :3], store[3:, 6:])):
+        expected = a.astype(np.float64) @ b
+        fast.sgemm(a, b, c)
+        np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_blas_is_named_with_its_threads():
     blas.set_threads(1)
     assert "(1 threads)" in blas.describe()

@@ -214,6 +214,29 @@ def test_absurd_extents_are_refused_before_any_launch(device, forbid_launch, win
         pool.max_pool_backward(device, y, arg, x, window, stride, pad)
 
 
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("odd", [2, None, (2,), (2, 2, 2), (True, 2), (2, np.True_), (2.0, 2), "22", {2: 2}])
+def test_only_pairs_of_whole_numbers_are_extents(fast, forbid_launch, place, odd):
+    forbid_launch()
+    pairs = [(2, 2), (1, 1), (1, 0)]
+    pairs[place] = odd
+    x, y, arg = np.ones((2, 3, 5, 9), F), np.ones((2, 3, 6, 8), F), np.ones((2, 3, 6, 8), np.uint8)
+    name = ("window", "stride", "pad")[place]
+    for act in (lambda: pool.pooled_shape(x.shape, *pairs), lambda: pool.max_pool(fast, x, y, arg, *pairs),
+                lambda: pool.max_pool_backward(fast, y, arg, x, *pairs)):
+        with pytest.raises(ValueError, match=f"max_pool: expected {name} as two whole numbers"):
+            act()
+
+
+def test_numpy_integers_are_extents_and_do_not_wrap(fast, poison):
+    window = np.array([200, 2], np.uint8)
+    assert pool.arg_dtype(window) == np.int32
+    assert pool.pooled_shape((1, 1, 300, 4), window, (np.int64(100), np.int8(2)), np.zeros(2, int)) == (1, 1, 2, 2)
+    x = np.arange(24, dtype=F).reshape(1, 1, 4, 6)
+    y, _ = forward(fast, x, (np.int32(2), np.int64(2)), [np.int8(2), 3], (0, 0), poison)
+    assert y.tolist() == [[[[7, 10], [19, 22]]]]
+
+
 def test_a_window_whose_indices_do_not_fit_is_refused():
     with pytest.raises(ValueError, match="max_pool: expected a window of at most 2147483647 elements"):
         pool.pooled_shape((1, 1, 2**16, 2**16), (2**16, 2**16), (1, 1))
