@@ -15,7 +15,7 @@ from .ceilings import Ceilings
 from .environment import busy
 from .kernels import Result
 
-WIDTH = 170
+WIDTH = 190
 HIDDEN_FIRST = ("MB", "first", "launch", "calls", "min", "n")
 NOTES = ("ms: median, minimum and median absolute deviation (MAD) of n calls on the device, each on cold caches "
          "(flushed by reading twice their size) and on other arrays than the call before. GB/s: bytes that must move. "
@@ -66,7 +66,7 @@ def _table(results: Sequence[Result], width: int) -> Table:
     """As many columns as fit into `width` characters; the least important ones go first."""
     rows = [_cells(result) for result in results]
     shown = [key for key in rows[0] if any(row[key] for row in rows)]
-    widths = {key: 2 + max(len(key), *(len(row[key]) for row in rows)) for key in shown}
+    widths = {key: 3 + max(len(key), *(len(row[key]) for row in rows)) for key in shown}
     for key in HIDDEN_FIRST:
         if sum(widths.values()) > width - 2 and key in shown:
             shown.remove(key)
