@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 import pytest
-from sprint.kernels import conv_choice
+from sprint.kernels import conv_choice, host, source
 from sprint.kernels.conv import DIRECTIONS, Conv
 from sprint.kernels.conv_choice import Choices, device_tag, fastest
 from sprint.kernels.conv_shape import ConvShape
-from sprint.kernels.host import HostDevice
+from sprint.kernels.host import HostDevice, processor_name
 
 SHAPE = ConvShape(2, 2, 6, 7, 3, 3, 3)
 
@@ -143,3 +143,70 @@ def test_the_quicker_one_is_taken(fast, monkeypatch):
 
     assert fastest(fast, ["slow", "quick"], call) == "quick"
     assert fastest(fast, ["quick", "slow"], call) == "quick"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_real_times_choose_for_each_thread_count(threads, tmp_path, poison):
+    """Nothing is stood in for: three choices are kept, under this processor and thread count, and results are right."""
+    device, choices = HostDevice(threads=threads), Choices(tmp_path)
+    chosen = train(Conv(device, SHAPE, "auto", choices=choices), np.random.default_rng(4), poison)
+    plain = train(Conv(device, SHAPE, "explicit"), np.random.default_rng(4), poison)
+    for one, two in zip(plain, chosen, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=2e-5)
+    (file,) = tmp_path.iterdir()
+    table = json.loads(file.read_text())
+    assert table == choices.table() and set(table.values()) <= {"implicit", "winograd"}
+    assert len(table) == 3 and all(f"{threads} thread" in key and processor_name() in key for key in table)
+
+
+def test_another_processor_with_the_same_home_measures_for_itself(counted, tmp_path, rng, poison, monkeypatch):
+    train(Conv(HostDevice(threads=1), SHAPE, "auto", choices=Choices(tmp_path)), rng, poison)
+    monkeypatch.setattr(host, "processor_name", lambda: "another")
+    train(Conv(HostDevice(threads=1), SHAPE, "auto", choices=Choices(tmp_path)), rng, poison)
+    assert counted.calls == 2 * len(DIRECTIONS)
+    (file,) = tmp_path.iterdir()
+    assert len(json.loads(file.read_text())) == 2 * len(DIRECTIONS)  # and neither forgets the other's
+
+
+def test_changed_texts_are_measured_afresh(counted, tmp_path, rng, poison, monkeypatch):
+    train(Conv(HostDevice(threads=1), SHAPE, "auto", choices=Choices(tmp_path)), rng, poison)
+    monkeypatch.setattr(conv_choice, "_texts_digest", lambda: "0123")
+    train(Conv(HostDevice(threads=1), SHAPE, "auto", choices=Choices(tmp_path)), rng, poison)
+    assert counted.calls == 2 * len(DIRECTIONS) and len(list(tmp_path.iterdir())) == 2
+
+
+def test_readers_never_see_a_part_of_the_file(tmp_path):
+    """Three writers without a common lock, as three processes are: the file is whole at any moment."""
+    first = Choices(tmp_path)
+    first.put("start", "explicit")
+    (file,) = tmp_path.iterdir()
+    writers = [threading.Thread(target=_put_many, args=(Choices(tmp_path), name)) for name in "abc"]
+    for writer in writers:
+        writer.start()
+    reads = 0
+    while any(writer.is_alive() for writer in writers):
+        table = json.loads(file.read_text())
+        reads += set(table.values()) == {"explicit"}
+    for writer in writers:
+        writer.join(timeout=60)
+    assert reads > 0 and [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert Choices(tmp_path).get("start") == "explicit"
+
+
+def _put_many(choices, name):
+    for number in range(60):
+        choices.put(f"{name}{number}", "explicit")
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    Choices(tmp_path).put("a", "implicit")
+
+    def refused(old, new):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(source.os, "replace", refused)
+    choices = Choices(tmp_path)
+    choices.put("b", "winograd")
+    monkeypatch.undo()
+    assert choices.get("b") == "winograd" and Choices(tmp_path).get("b") is None
+    assert Choices(tmp_path).get("a") == "implicit" and len(list(tmp_path.iterdir())) == 1
