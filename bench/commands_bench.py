@@ -46,7 +46,7 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(
         metavar="[KERNEL]...", help="Kernels or families: im2col pool softmax")] = None,
     net: Annotated[str | None, typer.Option(help="Every kernel call of this net")] = None,
-    subbatch: Annotated[int, typer.Option(help="Images of --net", min=1)] = 4,
+    subbatch: Annotated[int, typer.Option(help="Images of --net", min=1, max=2**31 - 1)] = 4,
     image_size: Annotated[int | None, typer.Option(help="Pixels a side of --net")] = None,
     width: Annotated[float, typer.Option(help="Factor on the channels of --net")] = 1.0,
     sizes: Annotated[str | None, typer.Option("--set", help="Public layer sizes: convnet, deepbench")] = None,

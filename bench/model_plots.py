@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .files import naming
 from .model_tables import PAST, term_name
 from .outcome import GPU_TERMS, UPDATE_TERMS, Distribution, Outcome
 from .plan import ADMISSIBLE, MEMORY, Plan
@@ -31,7 +32,8 @@ def plot_plan(plan: Plan, path: Path) -> None:
     _heat_map(figure, axes[1], plan, plan.minibatch, (f"mean mini-batch{wanted}", "samples"), "cividis")
     figure.suptitle(f"{plan.network} on {plan.machine}, {plan.devices} devices a node", fontsize=13)
     figure.legend(handles=_legend(plan), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=120)
+    with naming(path):
+        figure.savefig(path, dpi=120)
 
 
 def _scaled_time(seconds: np.ndarray) -> tuple[np.ndarray, str]:
@@ -117,7 +119,8 @@ def plot_outcomes(outcomes: list[Outcome], path: Path) -> None:
     config = first.config
     figure.suptitle(f"{first.network} on {first.machine}: {config.nodes} nodes x {config.devices} devices, "
                     f"sub-batch {config.subbatch}", fontsize=13)
-    figure.savefig(path, dpi=120)
+    with naming(path):
+        figure.savefig(path, dpi=120)
 
 
 def _term_bars(axis: Any, outcomes: list[Outcome], loop: str, names: tuple[str, ...]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..kernels.device import Device
-from ..kernels.source import replace_file
 from . import profile_plots, profile_tables
 from .ceilings import Ceilings, measure_ceilings
 from .environment import machine
+from .files import naming, write_text
 from .profile import profile
 from .trace import Step, TracedDevice
 
@@ -57,9 +57,10 @@ class RunProfile:
             return None
         result = profile(steps, self._untimed, self._ceilings)
         text = profile_tables.as_json(result, {"machine": machine(self._device), "title": title}, self._ceilings)
-        replace_file(folder / "profile.json", text.encode())
-        replace_file(folder / "profile.csv", profile_tables.as_csv(result).encode())
-        profile_tables.write_trace(folder / "profile.trace.json", steps)
+        write_text(folder / "profile.json", text)
+        write_text(folder / "profile.csv", profile_tables.as_csv(result))
+        with naming(folder / "profile.trace.json"):
+            profile_tables.write_trace(folder / "profile.trace.json", steps)
         profile_plots.draw(folder / "profile.png", result, self._ceilings, title)
         return profile_tables.totals(result)
 

@@ -164,6 +164,7 @@ def test_marks_are_replaced_only_when_there_is_one_pair(tmp_path):
     (["--net", "alexnet"], "got 'alexnet'"),
     (["--device", "tpu"], "got 'tpu'"), (["--device-threads", "0"], "got 0"), (["--block", "64"], "got host:0"),
     (["--net", "lenet", "sigmoid"], "that occur there, got sigmoid"), (["--subbatch", "0"], "--subbatch"),
+    (["--subbatch", str(2**63)], "--subbatch"),
     (["--json", "/nowhere/b.json"], "/nowhere/b.json (No such file"), (["--json", "/"], "got the folder /"),
     (["--json", "/dev/null"], "got the device /dev/null"),
     (["--readme", "/nowhere/README.md"], "which is none"), (["--nonsense"], "--nonsense"),

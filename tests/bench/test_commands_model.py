@@ -29,6 +29,18 @@ def run(app, *words):
     return result.output
 
 
+def test_a_picture_on_a_full_disk_is_named(app, monkeypatch, tmp_path):
+    def full(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    for words in (["plan", "cnn-a", *HERE, "--nodes", "1..2", "--subbatch", "1..2"],
+                  ["simulate", "cnn-a", *HERE, "--nodes", "2", "--subbatch", "5"]):
+        with pytest.raises(OSError, match="No space left") as error:
+            run(app, *words, "--plot", str(tmp_path / "p.png"))
+        assert error.value.filename == str(tmp_path / "p.png")
+
+
 def test_predict_prints_the_sixteen_terms_and_the_results(app):
     output = run(app, "predict", "cnn-a", *HERE, "--nodes", "16", "--subbatch", "5")
     for word in ("LockWeights_G", "FetchWeights", "LoadImage", "DeformImage", "ComputeGradient", "ComputeUpdateVal",
