@@ -7,7 +7,7 @@ FIND_PYTHON := for p in python3 python3.14 python3.13 python3.12 python3.11; do 
 TRAIN := cnn-a --data digits --image-size 28 --epochs 4 --out runs/train
 ARGS :=
 
-.PHONY: help train test lint check sanitize nvrtc bench test-gpu drill clean
+.PHONY: help train test lint check sanitize nvrtc bench bench-peers test-gpu drill clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
@@ -47,6 +47,10 @@ nvrtc: .venv/with-test  ## compile every kernel for sm_75, 80, 90, 100; no GPU n
 bench: .venv/with-test  ## time the kernels on this machine, saved in .benchmarks (sprint bench compare A B)
 	$(BIN)/python -m pytest bench --benchmark-autosave --benchmark-save-data \
 		--benchmark-columns=min,median,iqr,rounds --benchmark-max-time 0.5 $(ARGS)
+
+# A torch >= 2.4 that .venv already has is kept; without one this installs PyTorch's default build.
+bench-peers: .venv/with-peers  ## training steps of CNN-A beside PyTorch's on an idle machine, tables into README.md
+	$(BIN)/sprint bench peers --readme README.md $(ARGS)
 
 test-gpu: .venv/with-test .venv/with-cuda12  ## kernels and a short training on a GPU against the host, then timings
 	@$(BIN)/python -c "import sys; from sprint.kernels.cuda import missing; sys.exit(missing())"
