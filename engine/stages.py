@@ -46,7 +46,10 @@ class ConvStage:
         """The planned convolution of n images."""
         if n not in self.convs:
             context = self.context
-            self.convs[n] = plan_conv(self.stage, context.device, n, context.conv_algo, context.workspace_limit)
+            planned = plan_conv(self.stage, context.device, n, context.conv_algo, context.workspace_limit)
+            if n < context.subbatch:
+                planned.follow(self.conv(context.subbatch))
+            self.convs[n] = planned
         return self.convs[n]
 
     def workspace_bytes(self, n: int) -> int:

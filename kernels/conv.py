@@ -57,6 +57,17 @@ class Conv:
         whole = 4 * self._whole() if any(not a.fused for found in possible.values() for a in found) else 0
         return whole + max(a.workspace_bytes(d) for d, found in possible.items() for a in found)
 
+    def follow(self, other: Conv) -> None:
+        """Use the algorithms that `other`, the same layer for another number of images, has chosen by now.
+
+        So a last, smaller sub-batch is not timed, and needs no more workspace than the whole ones.
+        """
+        for direction in DIRECTIONS:
+            found = other._possible(direction)
+            for algorithm in self.candidates if len(found) == 1 else []:
+                if algorithm.name == found[0].name:
+                    self._chosen[direction] = algorithm
+
     def describe(self) -> str:
         """One line for people: algorithms and chunks."""
         return " or ".join(a.describe() for a in self.candidates)

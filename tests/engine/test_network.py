@@ -192,3 +192,22 @@ def test_two_networks_in_two_threads_equal_the_serial_result(rng):
     serial = [train(0), train(1)]
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(train, range(2))) == serial
+
+
+@pytest.mark.parametrize("favourite", ["implicit", "explicit"])
+def test_a_smaller_last_batch_takes_the_algorithms_and_the_workspace_of_the_others(favourite, fast, rng, monkeypatch,
+                                                                                      tmp_path):
+    """Whatever a cache knows of the full sub-batch and does not know of another: nothing is timed for that one."""
+    monkeypatch.setattr("sprint.kernels.conv_choice.CHOICES._used", {})
+    monkeypatch.setattr("sprint.kernels.conv_choice.CHOICES._known", {})
+    monkeypatch.setattr("sprint.kernels.conv_choice.CHOICES._folder", tmp_path)
+    monkeypatch.setattr("sprint.kernels.conv.fastest", lambda device, candidates, call: next(
+        (a for a in candidates if a.name == favourite), candidates[0]))
+    spec = nets.build("cnn-a", 20, width=0.25, classes=5)
+    x, labels = rng.standard_normal((3, 8, 20, 20)).astype(np.float32), rng.integers(0, 5, 8).astype(np.int32)
+    Network(spec, fast, 8).gradient(x, labels, 1.0)  # now the choices for 8 images are known, for 3 they are not
+    monkeypatch.setattr("sprint.kernels.conv.fastest", lambda *_a: pytest.fail("timed"))
+    net = Network(spec, fast, 8)
+    net.gradient(np.ascontiguousarray(x[:, :3]), labels[:3], 1.0)
+    assert np.isfinite(net.loss_sum())
+    net.evaluate(np.ascontiguousarray(x[:, :5]), labels[:5])
