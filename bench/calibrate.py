@@ -112,7 +112,8 @@ class _Maker:
             self.wanted.conv, kernels, gemm, steps, Allreduce(0.0, 0.0), sources=self._sources())
         crowd = self._crowd(machine)
         self.checks["gradient"] = crowd.off
-        return Calibration(replace(machine, contention=crowd.contention, jitter=crowd.jitter), self.checks)
+        return Calibration(replace(machine, contention=crowd.contention, jitter=crowd.jitter,
+                                   sources={**machine.sources, **self._checked(machine)}), self.checks)
 
     def _facts(self) -> DeviceFacts:
         memory = self.device.memory().total
@@ -200,6 +201,14 @@ class _Maker:
                 "kernels": measured, "gemm": measured,
                 "steps": f"{measured}; images are read ahead by a thread and deformed",
                 "contention": "whole gradients against the sum of their kernels"}
+
+
+    def _checked(self, machine: Machine) -> dict[str, str]:
+        """Sources with what the checks said."""
+        fields = {"kernels": "kernels", "gemm": "gemm", "gradient": "contention"}
+        said = {fields[group]: f"off by {np.median(np.abs(off)):.1%} in the median of {len(off)} checks"
+                for group, off in self.checks.items() if off}
+        return {name: f"{machine.sources[name]}; {text}" for name, text in said.items()}
 
 
 def spread(values: Sequence[float] | Sequence[int], most: int) -> list:
