@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,12 @@ class ConvShape:
             size = f"{self.rows} x {self.columns}"
             raise ValueError(f"conv: expected a column matrix within 2^63-1 elements, got {size}")
 
-    @property
+    @cached_property
     def P(self) -> int:
         """Height of the output."""
         return output_extent("conv", "height", self.H, self.R, self.stride[0], self.pad[0])
 
-    @property
+    @cached_property
     def Q(self) -> int:
         """Width of the output."""
         return output_extent("conv", "width", self.W, self.S, self.stride[1], self.pad[1])
