@@ -70,7 +70,7 @@ def train(ctx: typer.Context, **options: Any) -> None:
     from .distributed.training import train
 
     given = {name for name in options if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    if train(options, given, _observer) is None:
+    if train(options, given, _observer, commands_calibrate.scorer) is None:
         raise typer.Exit(130)
 
 

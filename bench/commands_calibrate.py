@@ -129,6 +129,14 @@ def score(
     print_score(run, load_machine(machine), json_file, plot)
 
 
+def scorer(machine: str) -> Callable[[Path], None]:
+    """Who scores the prediction of a machine, by file or name, against a run folder. Raises: UsageError."""
+    from .machine import load_machine
+
+    facts = load_machine(machine)
+    return lambda run: print_score(run, facts)
+
+
 def print_score(run: Path, machine: Any, json_file: Path | None = None, plot: Path | None = None) -> None:
     """Show how a prediction for `machine` fits a finished run."""
     from . import score as scoring
@@ -138,10 +146,8 @@ def print_score(run: Path, machine: Any, json_file: Path | None = None, plot: Pa
         from .model_plots import plot_outcomes
         plot_outcomes([predicted, seen], plot)
     if deliver_json(lambda: scoring.plain(predicted, seen), json_file):
-        from rich.console import Console
-
-        from .model_tables import print_outcomes
-        print_outcomes(Console(), [predicted, seen], machine)
+        from .model_tables import print_outcomes, screen
+        print_outcomes(screen(), [predicted, seen], machine)
 
 
 @contextmanager
@@ -172,9 +178,10 @@ def _progress(comm: Comm) -> Iterator[Callable[[str, float], None]]:
 
 def _print_checks(made: Calibration, output: Path) -> None:
     import numpy as np
-    from rich.console import Console
 
-    console, machine = Console(), made.machine
+    from .model_tables import screen
+
+    console, machine = screen(), made.machine
     console.print(f"[bold]{machine.name}[/]: {machine.description}", highlight=False, soft_wrap=True)
     what = {"kernels": "kernels between the sizes fitted to", "gemm": "products and convolutions off the grid",
             "gradient": "whole gradients"}

@@ -100,10 +100,8 @@ def plan(net: Net, machine: MachineOption,
         from .model_plots import plot_plan
         plot_plan(made, plot)
     if deliver_json(made.plain, json_file):
-        from rich.console import Console
-
-        from .model_tables import print_plan
-        print_plan(Console(), made, show, every)
+        from .model_tables import print_plan, screen
+        print_plan(screen(), made, show, every)
 
 
 def check_outputs(json_file: Path | None, plot: Path | None) -> None:
@@ -174,10 +172,8 @@ def deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, 
         from .model_plots import plot_outcomes
         plot_outcomes(outcomes, plot)
     if deliver_json(lambda: {outcome.method: outcome.plain() for outcome in outcomes}, json_file):
-        from rich.console import Console
-
-        from .model_tables import print_outcomes
-        print_outcomes(Console(), outcomes, machine)
+        from .model_tables import print_outcomes, screen
+        print_outcomes(screen(), outcomes, machine)
 
 
 def deliver_json(plain: Callable[[], dict[str, Any]], path: Path | None) -> bool:

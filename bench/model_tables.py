@@ -9,13 +9,20 @@ from collections.abc import Callable
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from ..distributed.launch import launched
 from .machine import Machine
 from .outcome import GPU_TERMS, UPDATE_TERMS, Outcome
 from .plan import ADMISSIBLE, GIB, REASONS, Plan
 
 PAST = {"predict": "predicted", "simulate": "simulated", "emulate": "emulated", "measure": "measured"}
+WIDTH = 100  # enough for three outcomes side by side
 MOST_ERROR = 10.0  # of a term so small that its error says nothing
 UNITS_OF_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+
+
+def screen() -> Console:
+    """Where tables go: under a launcher, which gives its ranks a terminal of its own, without colours."""
+    return Console(force_terminal=False, width=WIDTH) if launched() else Console()
 
 
 def duration(seconds: float) -> str:

@@ -38,36 +38,42 @@ from .watch import signals
 RECORD, TRACE = "record", "trace.json"
 
 
-def train(options: dict[str, Any], given: set[str],
-          observe: Callable[[int], Observer]) -> dict[str, Any] | None:
+def train(options: dict[str, Any], given: set[str], observe: Callable[[int], Observer],
+          scoring: Callable[[str], Callable[[Path], None]]) -> dict[str, Any] | None:
     """Train as `options` (fields of TrainConfig) say, on all ranks that the launcher has started, or on this one.
 
     given: names of the options that a resumed run must not take from its checkpoint. observe(steps): who watches a
-    local run. Returns the summary; None when Ctrl-C ended a local run. Raises what has one line for people, on the
+    local run. scoring(machine file): who scores the prediction against a finished run folder, on rank 0. Returns the
+    summary; None when Ctrl-C ended a local run. Raises what has one line for people, on the
     rank that says it, or SystemExit.
     """
     with guard():
         comm = open_comm()
     with guard(comm):
-        summary = _train(comm, options, given, observe)
+        summary = _train(comm, options, given, observe, scoring)
         comm.ended = True
     comm.close()
     return summary
 
 
-def _train(comm: Comm, options: dict[str, Any], given: set[str],
-           observe: Callable[[int], Observer]) -> dict[str, Any] | None:
+def _train(comm: Comm, options: dict[str, Any], given: set[str], observe: Callable[[int], Observer],
+           scoring: Callable[[str], Callable[[Path], None]]) -> dict[str, Any] | None:
     report = Report(quiet=comm.rank > 0, plain=launched() is not None)  # mpirun gives all its ranks a terminal
     config, resumed = together(comm, lambda: resolve(options, given, report))
     agree_signature(comm, config.hash(), 0, resumed[1].step if resumed else 0)
     if config.algorithm == "local":
         together(comm, lambda: _alone(comm))
         return trainer.train(config, report, given, observe(config.profile) if config.profile else None)
+    machine = config.machine
+    score_prediction = together(comm, lambda: scoring(machine)) if machine else None
     training = Training(open_setup(comm, config, resumed), report)
     try:
-        return training.run()
+        summary = training.run()
     finally:
         training.job.close()
+    if score_prediction and comm.rank == 0:
+        score_prediction(training.folder.path)
+    return summary
 
 
 def _alone(comm: Comm) -> None:

@@ -88,6 +88,8 @@ class TrainConfig:
                                   only=BOTH)
     inject: str | None = _option(None, JOB, "Drill: kill-rank, delay-rank, nan-grad or raise-worker=RANK@update=U",
                                  local=True, only=BOTH)
+    machine: str | None = _option(None, JOB, "Machine file: score its prediction against the run at the end",
+                                  local=True, only=ASYNC)
 
     out: str | None = _option(None, RUN, "Run folder (default: runs/NET-TIME)", local=True)
     resume: str | None = _option(None, RUN, "Checkpoint or run folder to resume; auto: the newest, if any")

@@ -65,10 +65,10 @@ OTHER = {
     "resume": "auto", "log_every": 9, "profile": 4, "classes": 9, "limit": 9, "on_bad_image": "skip",
     "algorithm": "sync", "devices": 2, "gradient_form": "sum", "max_staleness": 0, "staleness_lr": True,
     "warmup_sync": 9, "min_gradients": 0, "check_every": 9, "save_every": 9, "diverged_at": 9.0, "stall": 9.0,
-    "deterministic": True, "inject": "x",
+    "deterministic": True, "inject": "x", "machine": "m.json",
 }
 LOCAL = {"data_dir", "subbatch", "device", "device_threads", "conv_algo", "math", "workspace", "out",
-"log_every", "profile", "devices", "inject"}
+"log_every", "profile", "devices", "inject", "machine"}
 ESSENTIAL = {"net", "data", "classes", "limit", "image_size", "width", "subbatch", "optimizer", "seed", "algorithm"}
 
 
