@@ -52,6 +52,10 @@ bench: .venv/with-test  ## time the kernels on this machine, saved in .benchmark
 bench-peers: .venv/with-peers  ## training steps of CNN-A beside PyTorch's on an idle machine, tables into README.md
 	$(BIN)/sprint bench peers --readme README.md $(ARGS)
 
+scaling: .venv/with-test  ## speed of 2 ranks against 1, and accuracy on many ranks and workers (about an hour)
+	$(BIN)/python -m sprint.bench.scaling speed
+	$(BIN)/python -m sprint.bench.scaling accuracy
+
 test-gpu: .venv/with-test .venv/with-cuda12  ## kernels and a short training on a GPU against the host, then timings
 	@$(BIN)/python -c "import sys; from sprint.kernels.cuda import missing; sys.exit(missing())"
 	timeout 300 $(BIN)/python -m pytest -m gpu tests $(ARGS)

@@ -73,9 +73,12 @@ def open_worker(session: Session, algorithm: str, part: Part, share: int, shares
 
 
 def resume_worker(worker: Worker, state: dict[str, Any]) -> None:
-    """Go on where the worker was that gave `state`; in `sync` any worker's state tells the place of all."""
+    """Go on where the worker was that gave `state`; in `sync` any worker's state tells the place of all.
+
+    A state from before the data were divided anew, for a share that is no more, changes nothing.
+    """
     if isinstance(worker, UnionShare):
         worker.go_to(state["epoch"], state["position"])
         worker.restore({**worker.state(), "step": state["step"]})
-    elif not getattr(worker, "empty", False):
+    elif all(state[key] == worker.state()[key] for key in ("rank", "size")):
         worker.restore(state)

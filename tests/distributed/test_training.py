@@ -14,11 +14,13 @@ from sprint.distributed.layout import Layout, own_cores, place
 from sprint.distributed.pictures import binned
 from sprint.distributed.ranks import Single
 from sprint.distributed.setup import next_goal, rules
+from sprint.distributed.shares import open_worker, resume_worker
 from sprint.distributed.telemetry import UPDATE_TERMS, WORKER_TERMS, Histogram
 from sprint.engine import checkpoint, schedule
 from sprint.engine.config import TrainConfig
 from sprint.engine.errors import UsageError
 from sprint.engine.runs import RunFolder
+from sprint.engine.session import open_session
 
 SMALL = ["train", "cnn-a", "--data", "digits", "--limit", "97", "--image-size", "16", "--width", "0.25", "--device",
          "host", "--device-threads", "1", "--conv-algo", "explicit", "--log-every", "1", "--lr", "0.02"]
@@ -181,6 +183,17 @@ def test_another_algorithm_cannot_go_on(capsys, tmp_path):
     assert train(capsys, tmp_path / "r", "--algorithm", "sync", "--steps", 1)[0] == 0
     code, _, err = train(capsys, tmp_path / "r", "--resume", tmp_path / "r", "--algorithm", "sprint")
     assert code == 2 and err.startswith("sprint: resume: expected --algorithm sync as in ") and err.count("\n") == 1
+
+
+def test_a_state_of_a_share_that_is_no_more_is_left_alone():
+    session = open_session(TrainConfig("mlp", data="synthetic", classes=7, limit=20, device="host", device_threads=1))
+    third, half = (open_worker(session, "sprint", lambda *_: (0, 0), 0, shares, 11) for shares in (3, 2))
+    place = half.state()
+    assert (place["epoch"], place["position"], place["size"]) == (0, 5, 2)
+    resume_worker(half, third.state())
+    assert half.state() == place
+    resume_worker(half, {**place, "epoch": 4, "step": 9})
+    assert half.state() == {**place, "epoch": 4, "step": 9}
 
 
 # ---- replay -----------------------------------------------------------------------------------------------------
