@@ -44,8 +44,8 @@ def train(options: dict[str, Any], given: set[str], observe: Callable[[int], Obs
 
     given: names of the options that a resumed run must not take from its checkpoint. observe(steps): who watches a
     local run. scoring(machine file): who scores the prediction against a finished run folder, on rank 0. Returns the
-    summary; None when Ctrl-C ended a local run. Raises what has one line for people, on the
-    rank that says it, or SystemExit.
+    summary; None when Ctrl-C ended a local run. Raises what has one line for people, on the rank that says it, or
+    SystemExit.
     """
     with guard():
         comm = open_comm()
@@ -65,7 +65,7 @@ def _train(comm: Comm, options: dict[str, Any], given: set[str], observe: Callab
         together(comm, lambda: _alone(comm))
         return trainer.train(config, report, given, observe(config.profile) if config.profile else None)
     machine = config.machine
-    score_prediction = together(comm, lambda: scoring(machine)) if machine else None
+    score_prediction = together(comm, lambda: scoring(machine) if machine else None)
     training = Training(open_setup(comm, config, resumed), report)
     try:
         summary = training.run()
