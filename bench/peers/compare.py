@@ -21,13 +21,14 @@ def compare(case: Case, settings: Settings, report: Report = lambda text: None) 
     Raises RuntimeError when a contender fails.
     """
     with ExitStack() as stack:
-        children = {name: stack.enter_context(Child(name, case)) for name in CONTENDERS}
-        report(f"{case.title}: losses")
-        losses = {name: child.ask("losses", steps=settings.loss_steps) for name, child in children.items()}
+        children, losses, memory, layers = {}, {}, {}, []
+        for name in CONTENDERS:  # one after the other, for the memory of a GPU is only known for all together
+            report(f"{case.title}: losses of {name}")
+            children[name] = stack.enter_context(Child(name, case))
+            losses[name] = children[name].ask("losses", steps=settings.loss_steps)
+            memory[name] = children[name].ask("memory")
         report(f"{case.title}: steps")
         steps = take_turns(children, settings, "steps")
-        memory = {name: child.ask("memory") for name, child in children.items()}
-        layers = []
         for stage in fuse(case.spec):
             if stage.kind == "conv":
                 report(f"{case.title}: {stage.name}")

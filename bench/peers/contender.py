@@ -28,7 +28,7 @@ class Contender(Protocol):
         """Wait for all queued work."""
 
     def device_bytes(self) -> int:
-        """Bytes in use on a GPU by all processes."""
+        """Bytes in use on a GPU, by all processes together."""
 
     def layer(self, name: str) -> Calls:
         """(forward, backward) of one convolution with its ReLU and pool, on arrays of its own.

@@ -67,7 +67,7 @@ class Torch:
 
     def device_bytes(self) -> int:
         """Bytes in use on the device."""
-        free, total = self.torch.cuda.mem_get_info()
+        free, total = self.torch.cuda.mem_get_info(self.device)
         return total - free
 
     def layer(self, name: str) -> Calls:

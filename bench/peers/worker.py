@@ -17,13 +17,10 @@ from .cases import FROZEN_LR, Case
 from .contender import Calls, Contender, open_contender
 
 
-def memory(contender: Contender) -> dict[str, int]:
-    """Bytes of this process: present and peak on the host; or in use on the GPU."""
-    if not contender.case.device.startswith("host"):
-        used = contender.device_bytes()
-        return {"present": used, "peak": used}
+def resident() -> tuple[int, int]:
+    """Bytes of this process in the host's memory: present and peak."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: 1024 * int(status[field].split()[0]) for name, field in (("present", "VmRSS"), ("peak", "VmHWM"))}
+    return 1024 * int(status["VmRSS"].split()[0]), 1024 * int(status["VmHWM"].split()[0])
 
 
 class Worker:
@@ -31,7 +28,8 @@ class Worker:
 
     def __init__(self, contender: Contender) -> None:
         self.contender = contender
-        self.before = memory(contender)["present"]
+        self._on_host = contender.case.device.startswith("host")
+        self._before = resident()[0] if self._on_host else contender.device_bytes()
         self._calls: tuple[str, Calls] | None = None
         contender.build()
 
@@ -49,9 +47,12 @@ class Worker:
         return {"step": self._ms(lambda: self._steps(count)) / count}
 
     def memory(self) -> dict[str, int]:
-        """Peak bytes so far, and how many of them came after the libraries were loaded."""
-        peak = memory(self.contender)["peak"]
-        return {"peak": peak, "growth": peak - self.before}
+        """Peak bytes so far, and how many of them came after the libraries were loaded (of a GPU: these only)."""
+        if self._on_host:
+            peak = resident()[1]
+            return {"peak": peak, "growth": peak - self._before}
+        growth = self.contender.device_bytes() - self._before
+        return {"peak": growth, "growth": growth}
 
     def layer(self, name: str, count: int) -> dict[str, float]:
         """Median milliseconds of forward and backward of one layer in `count` calls after an untimed one."""

@@ -221,6 +221,14 @@ def test_without_pytorch_the_cure_is_told(monkeypatch, capsys):
     assert "PyTorch is not installed; pip install 'sprint-cnn[peers]'" in capsys.readouterr().err
 
 
+@pytest.mark.gpu
+def test_our_contender_trains_on_a_gpu():
+    there = worker.Worker(Sprint(replace(CASE, device="cuda:0", subbatch=1)))
+    here = worker.Worker(Sprint(replace(CASE, subbatch=1)))
+    np.testing.assert_allclose(there.losses(2), here.losses(2), rtol=1e-4)
+    assert there.memory()["peak"] == there.memory()["growth"] >= 0
+
+
 @pytest.mark.parametrize("layout", THEIRS)
 def test_pytorch_has_the_same_net_weights_and_batch(layout):
     """Losses of 5 steps agree to rounding: batch, weights, layers, gradient, momentum and rate are the same."""
