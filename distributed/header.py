@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.report import Report
-from .setup import Setup
+from .opening import Setup
 
 FORMS = {"mean": "the mean over the samples of the mini-batch of all ranks",
          "sum": "the sum over the samples of the mini-batch of all ranks (Oyama et al. 2016, eq. 1)"}

@@ -19,8 +19,8 @@ from ..engine.session import Session, open_session
 from ..engine.worker import Worker
 from .checkpoints import places, progress_of
 from .layout import Layout
+from .opening import rules
 from .record import Replay
-from .setup import rules
 from .shares import open_worker, resume_worker
 
 RECORD = "record"

@@ -27,9 +27,9 @@ from .data_parallel import data_parallel
 from .journal import Journal
 from .launch import guard, launched
 from .measures import Measures
+from .opening import Setup, next_goal, open_setup, resolve, rules
 from .ranks import Comm, agree_signature
 from .scoring import Scorer
-from .setup import Setup, next_goal, open_setup, resolve, rules
 from .shares import open_worker, resume_worker
 from .sprint import Interrupted, Sprint
 from .together import settled, text_of_first, together

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from sprint.__main__ import run
 from sprint.distributed.layout import Layout, own_cores, place
+from sprint.distributed.opening import next_goal, rules
 from sprint.distributed.pictures import binned
 from sprint.distributed.ranks import Single
-from sprint.distributed.setup import next_goal, rules
 from sprint.distributed.shares import open_worker, resume_worker
 from sprint.distributed.telemetry import UPDATE_TERMS, WORKER_TERMS, Histogram
 from sprint.engine import checkpoint, schedule
