@@ -55,6 +55,9 @@ def guard(comm: Comm | None = None) -> Iterator[None]:
 
 
 def _report(comm: Comm | None, error: BaseException) -> None:
+    """Print what failed, once: a worker's error has been told by its own thread, before the others' messages."""
+    if getattr(error, "told", False):
+        return
     rank = next((os.environ[name] for name in RANKS if name in os.environ), "?")
     who = label(comm) if comm else f"rank {rank} (host {socket.gethostname()})"
     story = f"{error}\n" if isinstance(error, StartError) else f"failed:\n{traceback.format_exc()}"

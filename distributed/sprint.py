@@ -142,6 +142,7 @@ class Sprint:
         if self.comm.size > 1:  # the others' messages come later: this is the one that tells why
             text = "".join(traceback.format_exception(error))
             print(f"sprint: {label(self.comm)}: worker {t} failed:\n{text}", file=sys.stderr, end="", flush=True)
+            error.told = True  # type: ignore[attr-defined]  # for launch.guard, which would tell it again
         self._worker_errors.append(error)
         self._updater.failed = True
         self._deadline = time.monotonic() + END_S

@@ -202,7 +202,7 @@ def test_a_signal_to_one_rank_ends_all_after_the_same_update_and_says_how_to_go_
 
 @pytest.mark.parametrize("first, second, code, words", [
     (["--lr", "0.1"], ["--lr", "0.2"], 1, "start: expected the same configuration on all ranks, got "),
-    ([], ["--lr", "-1"], 2, r"rank 1 \(host \S+\): lr: expected a number > 0, got -1\.0"),
+    ([], ["--lr", "-1"], 2, r"rank 1 \(host \S+\): lr: expected a number > 0 and <= 3.4e\+38, got -1\.0"),
     also([], ["--data-dir", "/nowhere", "--data", "mnist"], 1, "start: expected the same configuration"),
     also(["--data", "mnist", "--data-dir", "/nowhere"], ["--data", "mnist", "--data-dir", "/nowhere"], 2,
          "mnist: expected --data-dir to be a folder, got /nowhere"),
