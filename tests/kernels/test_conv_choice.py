@@ -145,6 +145,25 @@ def test_the_quicker_one_is_taken(fast, monkeypatch):
     assert fastest(fast, ["quick", "slow"], call) == "quick"
 
 
+@pytest.mark.parametrize(("a_ms", "b_ms", "winner", "calls"), [
+    ([10], [11], "a", 3),  # clear at once
+    ([30, 30, 10, 10, 10], [20], "a", 5),  # disturbed at first
+    ([30, 10] * 6, [20], "a", 12),  # always in doubt, and there is an end
+    ([300], [200], "b", 2),  # slow: half a second is enough
+])
+def test_calls_are_timed_until_the_quicker_one_is_clear(a_ms, b_ms, winner, calls, fast, monkeypatch):
+    now, made = [0.0], {"a": [], "b": []}
+    monkeypatch.setattr(conv_choice.time, "perf_counter", lambda: now[0])
+
+    def call(name):
+        ms = {"a": a_ms, "b": b_ms}[name]
+        now[0] += ms[min(max(len(made[name]) - 1, 0), len(ms) - 1)] / 1e3  # the first call of each is not timed
+        made[name].append(now[0])
+
+    assert fastest(fast, ["b", "a"], call) == winner
+    assert len(made["a"]) == len(made["b"]) == 1 + calls
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_real_times_choose_for_each_thread_count(threads, tmp_path, poison):
     """Nothing is stood in for: three choices are kept, under this processor and thread count, and results are right."""
