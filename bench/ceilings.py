@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import reduce
+from ..kernels import reduce, update
 from ..kernels.conv_shape import ConvShape
 from ..kernels.device import Array, Device
 from ..kernels.im2col import im2col
@@ -40,7 +40,8 @@ class Ceilings:
     """GB/s count bytes read plus bytes written (10^9), GFLOP/s two operations a multiply-accumulate.
 
     copy: the best plain copy of data beyond the caches with the device's threads, by copy_method; stream: the best of
-    copying, reading and writing there; cached: of copying data that stay in the caches; cache_bytes: of the last level.
+    copying, reading, writing and both in place there (a copy also loads the lines that it overwrites); cached: the
+    best of these on data that stay in the caches; cache_bytes: of the last level.
     """
 
     copy_gb_per_s: float
@@ -114,6 +115,7 @@ def _bandwidths(device: Device, array_bytes: int) -> dict[str, float]:
     rows = source[: n // 64 * 64].reshape(64, -1)
     padding = ConvShape(1, 1, 1, 1, 1, 1, 1, pad=(0, (n - 1) // 2))  # one pixel, the rest zeros
     ways = {name: (work, 8 * n) for name, work in copies(device, target, source).items()}
+    ways["scale in place"] = (lambda: update.scale(device, target, 1.0), 8 * n)
     ways["row_sum read"] = (lambda: reduce.row_sum(device, rows, sums), rows.nbytes)
     ways["im2col write"] = (lambda: im2col(device, source[:1].reshape(padding.x), target[: padding.Q].reshape(1, -1),
                                            padding), 4 * n)

@@ -21,8 +21,9 @@ NOTES = ("ms: median, minimum and median absolute deviation (MAD) of n calls on 
          "(flushed by reading twice their size) and on other arrays than the call before. GB/s: bytes that must move. "
          "% of the ceiling that the case meets first: mem, the best copy with these threads, or flop, the peak of "
          "sgemm, which a convolution with fewer products may pass. % of copy: against the best copy of as many bytes, "
-         "timed in turn with the case, so it holds on a busy machine too. x library: times faster than BLAS, or than "
-         "NumPy's copy of as many bytes, with the same threads.")
+         "timed in turn with the case, so it holds on a busy machine too; kernels in place may pass it, for a copy "
+         "also loads what it overwrites. x library: times faster than BLAS, or than NumPy's copy of as many bytes, "
+         "with the same threads.")
 MORE_NOTES = ("launch: ms of the calling thread before the kernel runs. first: ms of the first call, which compiles or "
               "loads. MB: 10^6 bytes that must move. calls: in one training step.")
 

@@ -39,7 +39,8 @@ class QueueDevice(HostDevice):
 
     def _run(self, family, signature, work, values, block):
         super()._run(family, signature, work, values, block)
-        self.queue(sum(v.nbytes for v in values if isinstance(v, np.ndarray)) / BANDWIDTH)
+        in_place = 2 if signature.name == "scale" else 1  # read and written
+        self.queue(in_place * sum(v.nbytes for v in values if isinstance(v, np.ndarray)) / BANDWIDTH)
 
     def copy(self, dst, src):
         super().copy(dst, src)
@@ -80,7 +81,7 @@ def queue_device(monkeypatch):
 
 def big_scale(device, n=1 << 20):
     x = device.zeros(n)
-    return lambda number: update.scale(device, x, 2.0), 4 * n / BANDWIDTH * 1e3
+    return lambda number: update.scale(device, x, 2.0), 8 * n / BANDWIDTH * 1e3
 
 
 def test_device_time_is_the_work_and_launch_time_is_the_call(queue_device):
