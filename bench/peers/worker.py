@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -95,6 +96,7 @@ def answer(worker: Worker, replies: TextIO) -> None:
 
 def main(arguments: list[str]) -> None:
     """Serve contender arguments[0] on the case arguments[1] (JSON); whatever libraries print goes to stderr."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:

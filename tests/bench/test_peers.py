@@ -96,6 +96,7 @@ def test_a_wrong_case_is_a_wrong_use(text):
 def test_a_process_trains_as_a_network_here_does():
     with Child(OURS, CASE) as child:
         losses, memory = child.ask("losses", steps=3), child.ask("memory")
+        os.kill(child._process.pid, signal.SIGINT)  # a Ctrl-C in the terminal meets the parent alone
         steps, layer = child.ask("steps", count=2), child.ask("layer", name="conv2", count=2)
         process = child._process
     here = worker.Worker(Sprint(CASE))
