@@ -7,7 +7,7 @@ FIND_PYTHON := for p in python3 python3.14 python3.13 python3.12 python3.11; do 
 TRAIN := cnn-a --data digits --image-size 28 --epochs 4 --out runs/train
 ARGS :=
 
-.PHONY: help train test lint check sanitize nvrtc bench bench-peers test-gpu drill clean
+.PHONY: help train test lint check sanitize nvrtc bench score bench-peers test-gpu drill clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
@@ -55,6 +55,9 @@ bench-peers: .venv/with-peers  ## training steps of CNN-A beside PyTorch's on an
 scaling: .venv/with-test  ## speed of 2 ranks against 1, and accuracy on many ranks and workers (about an hour)
 	$(BIN)/python -m sprint.bench.scaling speed
 	$(BIN)/python -m sprint.bench.scaling accuracy
+
+score: .venv/with-test  ## calibrate this machine, score its predictions against 24 runs, tables into docs/model.md
+	$(BIN)/python -m sprint.bench.score_runs runs/score docs/model.md
 
 test-gpu: .venv/with-test .venv/with-cuda12  ## kernels and a short training on a GPU against the host, then timings
 	@$(BIN)/python -c "import sys; from sprint.kernels.cuda import missing; sys.exit(missing())"

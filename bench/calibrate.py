@@ -11,17 +11,16 @@ import numpy as np
 
 from ..distributed.ranks import Comm
 from ..engine.layers import NetSpec
-from ..kernels.device import Device, open_device
+from ..kernels.device import Device
 from ..kernels.host import processor_name, usable_cores
 from . import environment
-from .crowd import Crowd, Trial, measure_crowd
-from .fit import fit_curve
+from .crowding import measure_crowd
+from .fit import fit_curve, spread
 from .gauge import Gauge, product_bytes
 from .gemm_time import GemmEstimate, GemmTable
 from .grids import errors, measure_table
 from .loop_gauge import measure_images, measure_steps
 from .machine import Allreduce, DeviceFacts, Linear, Machine
-from .model import gradient_time
 from .needs import Product, kernel_cases, products
 from .op import Case
 from .ranks_gauge import measure_allreduce
@@ -82,12 +81,31 @@ def calibrate(device: Device, wanted: Wanted, comm: Comm, name: str, description
     """
     made = _Maker(device, wanted, name, description, report).measure() if comm.rank == 0 else None
     comm.meet(np.zeros(1))
+    report("whole gradients and loops", STARTS["gradients"])
+    crowd = measure_crowd(comm, device, wanted.specs, wanted.subbatches, made.machine if made else None, wanted.conv,
+                          wanted.effort.trials_s)
     report("Allreduce", STARTS["Allreduce"])
-    host = device.kind == "host"
-    allreduce = measure_allreduce(comm, device if host else None, _parameters(wanted), wanted.effort.seconds * 20)
-    if made is None:
+    allreduce = crowd.allreduce  # of rank 0, where the loops told it
+    if device.kind != "host":
+        allreduce = measure_allreduce(comm, _parameters(wanted), wanted.effort.seconds * 20)
+    if made is None or allreduce is None:
         return None
-    return Calibration(_with_allreduce(made.machine, allreduce, comm), made.checks)
+    checks = {**made.checks, "gradient": crowd.off}
+    machine = replace(made.machine, contention=crowd.contention, jitter=crowd.jitter, allreduce=allreduce)
+    return Calibration(replace(machine, sources=_sources(machine, comm, checks)), checks)
+
+
+def _sources(machine: Machine, comm: Comm, checks: dict[str, list[float]]) -> dict[str, str]:
+    """Where the values come from, and what the checks said of them."""
+    meeting = f"measured among {comm.size} ranks on {len(set(comm.hosts))} hosts" if comm.size > 1 \
+        else "one rank only: alpha is a guess (run it under mpirun)"
+    shared = " in the running loops, their meeting counted in" if machine.device.kind == "host" else ""
+    sources = {**machine.sources, "allreduce": meeting + shared,
+               "contention": "whole gradients, and the running loops, against the sum of their parts"}
+    for group, field_name in (("kernels", "kernels"), ("gemm", "gemm"), ("gradient", "contention")):
+        if off := checks.get(group):
+            sources[field_name] += f"; off by {np.median(np.abs(off)):.1%} in the median of {len(off)} checks"
+    return sources
 
 
 class _Maker:
@@ -110,10 +128,7 @@ class _Maker:
         machine = Machine(
             self.name, self.description, time.strftime("%Y-%m-%d"), self.device.threads, self._facts(),
             self.wanted.conv, kernels, gemm, steps, Allreduce(0.0, 0.0), sources=self._sources())
-        crowd = self._crowd(machine)
-        self.checks["gradient"] = crowd.off
-        return Calibration(replace(machine, contention=crowd.contention, jitter=crowd.jitter,
-                                   sources={**machine.sources, **self._checked(machine)}), self.checks)
+        return Calibration(machine, self.checks)
 
     def _facts(self) -> DeviceFacts:
         memory = self.device.memory().total
@@ -176,21 +191,10 @@ class _Maker:
         self.report("images", STARTS["images"])
         seen: dict[float, tuple[float, float]] = {}
         for spec in self.wanted.specs:
-            seen |= measure_images(self.gauge, spec, spread(self.wanted.subbatches, 4))
+            seen |= measure_images(self.device, spec, spread(self.wanted.subbatches, 4))
         values = sorted(seen)
         return {name: fit_curve(values, [seen[value][place] for value in values])
                 for place, name in enumerate(("load_image", "deform_image"))}
-
-    def _crowd(self, machine: Machine) -> Crowd:
-        self.report("whole gradients", STARTS["gradients"])
-        trials = [Trial(spec, n, float(gradient_time(spec, machine, n).total))
-                  for spec in self.wanted.specs for n in spread(self.wanted.subbatches, 3)]
-        devices = [self.device]
-        if self.device.kind == "host":
-            devices = [open_device(f"host:{i}", threads=self.device.threads)
-                       for i in range(machine.device.per_node)]
-        return measure_crowd(devices, _affordable(trials, self.wanted.effort.trials_s, len(devices)),
-                             self.wanted.conv, 10 * self.wanted.effort.seconds)
 
     def _sources(self) -> dict[str, str]:
         facts = environment.machine(self.device)
@@ -199,25 +203,7 @@ class _Maker:
         measured = f"measured by sprint calibrate {facts['sprint']} for {nets}, sub-batches {batches}"
         return {"device": f"{facts['processor']}, {facts['cores']} cores, {facts['system']}, {facts['blas']}",
                 "kernels": measured, "gemm": measured,
-                "steps": f"{measured}; images are read ahead by a thread and deformed",
-                "contention": "whole gradients against the sum of their kernels"}
-
-
-    def _checked(self, machine: Machine) -> dict[str, str]:
-        """Sources with what the checks said."""
-        fields = {"kernels": "kernels", "gemm": "gemm", "gradient": "contention"}
-        said = {fields[group]: f"off by {np.median(np.abs(off)):.1%} in the median of {len(off)} checks"
-                for group, off in self.checks.items() if off}
-        return {name: f"{machine.sources[name]}; {text}" for name, text in said.items()}
-
-
-def spread(values: Sequence[float] | Sequence[int], most: int) -> list:
-    """At most so many of the values, ascending: the ends, and between them as even as may be by their ratios."""
-    ordered = sorted(set(values))
-    if len(ordered) <= most:
-        return ordered
-    wanted = np.geomspace(ordered[0], ordered[-1], most)
-    return sorted({min(ordered, key=lambda value: abs(np.log(value / target))) for target in wanted})
+                "steps": f"{measured}; images are read ahead by a thread and deformed"}
 
 
 def _by_path(found: Iterator[Product]) -> dict[str, list[Product]]:
@@ -232,24 +218,3 @@ def _parameters(wanted: Wanted) -> list[int]:
     counts = {min(spec.parameter_count, wanted.effort.most_parameters) for spec in wanted.specs}
     smaller = {max(LEAST_PARAMETERS, count // part) for count in counts for part in (2, 4)}
     return spread(sorted(counts | smaller), 6)
-
-
-def _affordable(trials: list[Trial], seconds: float, devices: int) -> list[Trial]:
-    """The shortest gradients that take no longer in all, one at least."""
-    chosen: list[Trial] = []
-    for trial in sorted(trials, key=lambda trial: trial.modelled):
-        chosen.append(trial)
-        if sum(20 * each.modelled * devices for each in chosen) > seconds:
-            return chosen[:-1] or chosen
-    return chosen
-
-
-def _with_allreduce(machine: Machine, found: Allreduce, comm: Comm) -> Machine:
-    """Without what the busy devices cost it: the model puts that on again, for as many as there are then."""
-    host = machine.device.kind == "host"
-    slow = machine.crowding(machine.busy(1, max(map(comm.hosts.count, comm.hosts)))) if host else 1.0
-    alone = Allreduce(found.alpha / slow, found.beta / slow, found.latency / slow, found.residual)
-    ranks = f"measured among {comm.size} ranks on {len(set(comm.hosts))} hosts"
-    guess = "one rank only: alpha is a guess (run it under mpirun)"
-    source = {"allreduce": (ranks if comm.size > 1 else guess) + (", one device busy on each" if host else "")}
-    return replace(machine, allreduce=alone, sources={**machine.sources, **source})

@@ -190,7 +190,7 @@ def _print_checks(made: Calibration, output: Path) -> None:
             sizes = np.abs(off)
             console.print(f"{what[group]}: error {np.median(sizes):.1%} in the median, {np.mean(sizes):.1%} on average "
                           f"({len(off)} checks)", highlight=False, soft_wrap=True)
-    crowding = ", ".join(f"{count}: {factor:.2f}" for count, factor in sorted(machine.contention.items()))
+    crowding = ", ".join(f"{count:g}: {factor:.2f}" for count, factor in sorted(machine.contention.items()))
     console.print(f"crowding by busy devices {crowding}; a gradient's time varies by {machine.jitter:.1%}",
                   highlight=False, soft_wrap=True)
     console.print(f"wrote {output}", highlight=False, soft_wrap=True)

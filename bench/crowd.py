@@ -1,4 +1,4 @@
-"""What devices of one host cost each other, and how much the time of a gradient varies: seen on real gradients."""
+"""What threads that share a host cost each other: seen on whole gradients, and on the real loops."""
 
 from __future__ import annotations
 
@@ -8,63 +8,57 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..distributed.options import Options
+from ..distributed.ranks import Comm
+from ..distributed.sprint import Sprint
+from ..distributed.telemetry import UPDATE_TERMS
+from ..engine.augment import Augment
+from ..engine.config import TrainConfig
+from ..engine.data import Loader, open_dataset
+from ..engine.feed import Feeder
 from ..engine.layers import NetSpec
 from ..engine.network import Network
+from ..engine.worker import Worker
 from ..kernels.device import Device
-from .fit import relative_spread
 from .gauge import elapsed, filled
 
 LEAST_GRADIENTS = 5
-
-
-@dataclass(frozen=True)
-class Crowd:
-    """contention: busy devices -> how many times longer a gradient takes than its kernels alone, as the model adds
-    them up; jitter: relative standard deviation of its time with one device busy; off: (time by the model) / (time) - 1
-    of every gradient measured, after that factor."""
-
-    contention: dict[int, float]
-    jitter: float
-    off: list[float]
+STARTING = 0.2  # share of a run's turns in which the loops are still finding their pace
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A gradient to measure, and what the model says that it takes (s) when nothing else runs."""
+    """Gradients of a net to measure."""
 
     spec: NetSpec
     subbatch: int
-    modelled: float
+    conv: str
+
+    def network(self, device: Device) -> Network:
+        """Its network, kernels compiled and algorithms chosen."""
+        network = Network(self.spec, device, self.subbatch, conv_algo=self.conv)
+        self.gradient(network)()
+        return network
+
+    def gradient(self, network: Network) -> Callable[[], None]:
+        """A call that makes one gradient."""
+        device, (C, H, W), n = network.device, self.spec.in_shape, self.subbatch
+        x, labels = filled(device, (C, n, H, W)), device.zeros(n, np.int32)
+        return lambda: network.gradient(x, labels, 1.0)
 
 
-def measure_crowd(devices: Sequence[Device], trials: Sequence[Trial], conv: str, seconds: float,
-                  report: Callable[[], None] = lambda: None) -> Crowd:
-    """Run gradients of each trial on the first device, on the first two, ... on all of them at once."""
-    ratios: dict[int, list[float]] = {}
-    jitters: list[float] = []
-    for trial in trials:
-        networks = [Network(trial.spec, device, trial.subbatch, conv_algo=conv) for device in devices]
-        for count in range(1, len(devices) + 1):
-            times = _at_once(networks[:count], trial, seconds)
-            ratios.setdefault(count, []).append(float(np.median(times)) / trial.modelled)
-            if count == 1:
-                jitters.append(relative_spread(times))
-            report()
-    contention = {count: float(np.median(found)) for count, found in ratios.items()}
-    off = [contention[1] / ratio - 1 for ratio in ratios[1]]
-    return Crowd(contention, float(np.median(jitters)), off)
-
-
-def _at_once(networks: Sequence[Network], trial: Trial, seconds: float) -> np.ndarray:
-    """Seconds of gradients on all these networks, each in its own thread, while all of them are busy."""
+def gradients_at_once(devices: Sequence[Device], trial: Trial, turns: int) -> np.ndarray:
+    """Seconds of gradients on all these devices, each in its own thread, while all of them are busy."""
+    networks = [trial.network(device) for device in devices]
     start = threading.Barrier(len(networks))
     done: list[list[float]] = [[] for _ in networks]
-    turns = max(LEAST_GRADIENTS, round(seconds / trial.modelled))
     failures: list[BaseException] = []
 
     def run(network: Network, times: list[float]) -> None:
         try:
-            _gradients(network, trial, turns, start, times)
+            call = trial.gradient(network)
+            start.wait()
+            times += [elapsed(network.device, call) for _ in range(max(turns, LEAST_GRADIENTS))]
         except BaseException as error:
             failures.append(error)
             start.abort()
@@ -79,12 +73,39 @@ def _at_once(networks: Sequence[Network], trial: Trial, seconds: float) -> np.nd
     return np.concatenate(done)
 
 
-def _gradients(network: Network, trial: Trial, turns: int, start: threading.Barrier, times: list[float]) -> None:
-    device = network.device
-    (C, H, W), n = trial.spec.in_shape, trial.subbatch
-    x, labels = filled(device, (C, n, H, W)), device.zeros(n, np.int32)
-    network.gradient(x, labels, 1.0)  # compiles, and measures algorithms
-    device.synchronize()
-    start.wait()
-    for _ in range(turns):
-        times.append(elapsed(device, lambda: network.gradient(x, labels, 1.0)))
+@dataclass(frozen=True)
+class Loops:
+    """Mean seconds of a turn of both loops, and of an update's meeting with the other ranks and its Allreduce."""
+
+    t_gpu: float
+    t_update: float
+    meeting: float
+
+
+def run_loops(comm: Comm, devices: Sequence[Device], trial: Trial, turns: int) -> Loops:
+    """Train in the paper's free loop for so many turns of each worker, weights left as they are; a collective."""
+    workers = [_worker(device, trial, comm.rank * len(devices) + index, comm.size * len(devices))
+               for index, device in enumerate(devices)]
+    weights = devices[0].download(workers[0].network.weights.flat)
+    job = Sprint(comm, workers, weights, Options(lambda samples: 0.0, form="mean", min_gradients=0, check_every=0,
+                                                 diverged_at=0), config_hash="0" * 12)
+    job.start(turns * trial.subbatch * comm.size * len(devices))
+    job.join()
+    job.close()
+    worker = np.concatenate([_settled(clock.recent) for clock in job.telemetry.worker_clocks]).sum(axis=1)
+    update = _settled(job.telemetry.update_clock.recent).mean(axis=0)
+    meeting = sum(update[UPDATE_TERMS.index(name)] for name in ("barrier", "allreduce"))
+    means = comm.gather_all([float(worker.mean()), float(update.sum()), float(meeting)]).mean(axis=0)
+    return Loops(*means.tolist())
+
+
+def _settled(rows: np.ndarray) -> np.ndarray:
+    return rows[int(STARTING * len(rows)):]
+
+
+def _worker(device: Device, trial: Trial, share: int, shares: int) -> Worker:
+    spec = trial.spec
+    dataset = open_dataset("synthetic", image_shape=spec.in_shape, classes=max(2, spec.classes))
+    loader = Loader(dataset.train, trial.subbatch, rank=share, size=shares)
+    return Worker(trial.network(device), loader, Feeder(device, dataset, trial.subbatch, augment=Augment(mirror=True)),
+                  TrainConfig("mlp").weight_decay)

@@ -49,9 +49,9 @@ def emulate(comm: Comm, spec: NetSpec, machine: Machine, config: Config, *, para
     copied, summed and reduced hold `parameters` float32 values. config.nodes: the ranks. The outcome is the same on
     all ranks. Raises: UsageError for too few or too many updates.
     """
-    crowding = machine.crowding(machine.busy(config.devices, config.ranks_per_host))
     pieces = floats(pieces_of(spec, machine, config.nodes, config.subbatch,
-                              gradient_time(spec, machine, config.subbatch).total, crowding))
+                              gradient_time(spec, machine, config.subbatch).total,
+                              machine.busy(config.devices, config.ranks_per_host)))
     smooth = solve(pieces, config.nodes, config.devices)
     skip = max(updates // 10, math.ceil(TURNS_OF_WARM_UP * smooth.t_gpu / smooth.t_update))
     if not LEAST_UPDATES <= updates <= MOST_UPDATES - skip:

@@ -53,6 +53,15 @@ def fit_allreduce(nodes: Sequence[int] | Array, parameters: Sequence[int] | Arra
     return Allreduce(alpha, beta, latency, residual)
 
 
+def spread(values: Sequence[float] | Sequence[int], most: int) -> list:
+    """At most so many of the values, ascending: the ends, and between them as even as may be by their ratios."""
+    ordered = sorted(set(values))
+    if len(ordered) <= most:
+        return ordered
+    wanted = np.geomspace(ordered[0], ordered[-1], most)
+    return sorted({min(ordered, key=lambda value: abs(np.log(value / target))) for target in wanted})
+
+
 def relative_spread(values: Sequence[float] | Array) -> float:
     """Standard deviation of the bulk of the values over their median: outliers do not count."""
     array = np.asarray(values, np.float64)

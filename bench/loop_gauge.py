@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,19 +19,21 @@ from ..distributed.update import Updater
 from ..distributed.watch import Pulse
 from ..engine.augment import Augment
 from ..engine.config import TrainConfig
-from ..engine.data import Batch, Loader, open_dataset
+from ..engine.data import Loader, open_dataset
+from ..engine.data.split import Split
 from ..engine.feed import Feeder
 from ..engine.layers import NetSpec
 from ..engine.worker import Worker
 from ..kernels.device import Device
 from .fit import fit_curve
-from .gauge import QUIET, Gauge
+from .gauge import QUIET
 from .machine import PER_PARAMETER, Linear
 
 Array = np.ndarray
 GPU_STEPS = ("fetch_weights", "compute_update_val", "update_gradient")
 BUFFERS = 3  # GradBufs of the node that is measured: the first of a sum costs something else than the others
 LEAST_TURNS, MOST_TURNS = 5, 60
+IMAGE_TURNS = 15
 READY = 1.5  # times the reading of a batch after which it lies ready
 
 
@@ -97,41 +99,37 @@ def _idle_worker(device: Device, parameters: int) -> Worker:
     return Worker(network, cast(Any, None), cast(Any, None), TrainConfig("mlp").weight_decay)
 
 
-def measure_images(gauge: Gauge, spec: NetSpec, subbatches: Iterable[int]) -> dict[float, tuple[float, float]]:
+def measure_images(device: Device, spec: NetSpec, subbatches: Iterable[int]) -> dict[float, tuple[float, float]]:
     """Values of the images of a sub-batch -> seconds to get it from the loader, and to deform it on the device.
 
-    The loader reads ahead, so that only its handing over is waited for, as long as reading takes no longer than a
-    gradient.
+    As a worker does it: the loader has read ahead, so that only its handing over is waited for as long as reading takes
+    no longer than a gradient; and while the images are deformed its thread reads on, which is not for nothing.
     """
     dataset = open_dataset("synthetic", image_shape=spec.in_shape, classes=max(2, spec.classes))
     seen: dict[float, tuple[float, float]] = {}
     for n in subbatches:
-        feeder = Feeder(gauge.device, dataset, n, augment=Augment(mirror=True))
+        feeder = Feeder(device, dataset, n, augment=Augment(mirror=True))
+        pause = READY * _reading(dataset.train, n)
         with Loader(dataset.train, n) as loader:
-            batch = next(loader)
-            values = float(batch.images.size)
-            deform = gauge.time(partial(_put, feeder, batch))
-            seen[values] = (_handing_over(loader, _reading(dataset.train, n)), deform)
+            times = np.array([_image_turn(device, loader, feeder, pause) for _ in range(IMAGE_TURNS)])
+        load, deform = np.median(times, axis=0).tolist()
+        seen[float(n * math.prod(spec.in_shape))] = (load, deform)
     return seen
 
 
-def _put(feeder: Feeder, batch: Batch) -> None:
+def _image_turn(device: Device, loader: Loader, feeder: Feeder, pause: float) -> tuple[float, float]:
+    time.sleep(pause)
+    begin = time.perf_counter()
+    batch = next(loader)
+    loaded = time.perf_counter()
     feeder.put(batch)
+    device.synchronize()
+    return loaded - begin, time.perf_counter() - loaded
 
 
-def _reading(split: Any, n: int) -> float:
+def _reading(split: Split, n: int) -> float:
     with Loader(split, n, threads=0) as loader:
         next(loader)
         begin = time.perf_counter()
         next(loader)
         return time.perf_counter() - begin
-
-
-def _handing_over(loader: Loader, reading: float) -> float:
-    times = []
-    for _ in range(LEAST_TURNS):
-        time.sleep(READY * reading)
-        begin = time.perf_counter()
-        next(loader)
-        times.append(time.perf_counter() - begin)
-    return float(np.quantile(times, QUIET))

@@ -96,8 +96,9 @@ class Machine:
         take_gradient, the first GradBuf of a sum, may be missing and then costs what sum_gradient does.
     conv: the convolution that runs, as the engine names it ("auto": the fastest); threads: host threads of one device.
     jitter: relative standard deviation of the time of a gradient from one iteration to the next.
-    contention: busy devices on one host -> how many times longer a gradient takes there; devices that are the host's
-        own cores share them with the update threads, which count as busy then, and all that either does takes longer.
+    contention: busy devices on one host -> how many times longer a gradient takes there than the sum of its kernels.
+        Devices that are the host's own cores share them with the update threads: these count as busy then, and the
+        steps of the loops take longer as well, by what the factor is above that of one device alone.
     sources: where each value comes from, by dotted field.
     """
 
@@ -112,7 +113,7 @@ class Machine:
     steps: Mapping[str, Linear]
     allreduce: Allreduce
     jitter: float = 0.0
-    contention: Mapping[int, float] = field(default_factory=dict)
+    contention: Mapping[float, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def kernel(self, name: str) -> Linear:
@@ -147,6 +148,10 @@ class Machine:
         within = float(np.interp(busy, counts, [self.contention[c] for c in counts]))
         return within * max(1.0, busy / counts[-1])
 
+    def sharing(self, busy: float) -> float:
+        """How many times longer the steps of the loops take: longer only where cores are shared."""
+        return self.crowding(busy) / self.crowding(1) if self.device.kind == "host" else 1.0
+
     def save(self, path: Path) -> None:
         """Write the machine file (JSON)."""
         text = LIST.sub(lambda numbers: " ".join(numbers[0].split()), json.dumps(self._plain(), indent=1))
@@ -158,7 +163,7 @@ class Machine:
         body = {"kernels": {k: v.plain() for k, v in self.kernels.items()},
                 "gemm": {k: _plain_gemm(v) for k, v in self.gemm.items()},
                 "steps": {k: v.plain() for k, v in self.steps.items()}, "allreduce": asdict(self.allreduce),
-                "jitter": self.jitter, "contention": {str(k): v for k, v in self.contention.items()}}
+                "jitter": self.jitter, "contention": {f"{k:g}": v for k, v in self.contention.items()}}
         return head | body | {"sources": dict(self.sources)}
 
 
@@ -236,11 +241,11 @@ def _allreduce(fields: Fields) -> Allreduce:
     return value
 
 
-def _contention(fields: Fields) -> dict[int, float]:
+def _contention(fields: Fields) -> dict[float, float]:
     for key in fields.data:
-        if not key.isdigit() or int(key) < 1:
+        if not re.fullmatch(r"\d+(\.\d+)?", key) or float(key) < 1:
             raise fields.unfit(key, "a count of busy devices as key", key)
-    return {int(key): fields.number(key, positive=True) for key in fields.data}
+    return {float(key): fields.number(key, positive=True) for key in sorted(fields.data, key=float)}
 
 
 def _gemm(fields: Fields) -> GemmTable | GemmEstimate:

@@ -101,12 +101,10 @@ def memory_bytes(spec: NetSpec, machine: Machine, subbatch: int) -> int:
                        workspace_bytes=machine.device.workspace_bytes).total
 
 
-def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, gradient: Any,
-              crowding: float = 1.0) -> Pieces:
-    """The pieces of both loops. nodes, subbatch, gradient (s): numbers or arrays that broadcast together.
+def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, gradient: Any, busy: float) -> Pieces:
+    """The pieces of both loops. nodes, subbatch: numbers or arrays that broadcast together.
 
-    crowding: how many times longer a gradient takes because of who else is busy on the host, and everything else
-    too where the devices are the host's own cores.
+    gradient: seconds of it as gradient_time has them, like subbatch; busy: devices on one host.
     """
     parameters, pixels = spec.parameter_count, math.prod(spec.in_shape) * np.asarray(subbatch)
     steps: dict[str, Any] = {}
@@ -115,9 +113,9 @@ def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, gradie
     for name in (*PER_PARAMETER, "take_gradient"):
         share = parameters / nodes if name in SLICED else parameters
         steps[PIECE_OF_STEP[name]] = machine.steps[name].time(share)
-    pieces = {"compute": gradient, "reduce": machine.allreduce.time(nodes, parameters), **steps}
-    slowed = pieces if machine.device.kind == "host" else ("compute",)
-    return Pieces(**{name: value * (crowding if name in slowed else 1.0) for name, value in pieces.items()})
+    steps["reduce"] = machine.allreduce.time(nodes, parameters)
+    shared = {name: value * machine.sharing(busy) for name, value in steps.items()}
+    return Pieces(compute=gradient * machine.crowding(busy), **shared)
 
 
 def predict(spec: NetSpec, machine: Machine, config: Config) -> Outcome:
@@ -126,12 +124,12 @@ def predict(spec: NetSpec, machine: Machine, config: Config) -> Outcome:
     Raises: UsageError naming a constant that the machine lacks.
     """
     gradient = gradient_time(spec, machine, config.subbatch)
-    crowding = machine.crowding(machine.busy(config.devices, config.ranks_per_host))
-    pieces = pieces_of(spec, machine, config.nodes, config.subbatch, gradient.total, crowding)
+    busy = machine.busy(config.devices, config.ranks_per_host)
+    pieces = pieces_of(spec, machine, config.nodes, config.subbatch, gradient.total, busy)
     solution = solve(pieces, config.nodes, config.devices, config.min_gradients)
     gpu = {name: float(value) for name, value in solution.gpu_terms.items()}
     update = {name: float(value) for name, value in solution.update_terms.items()}
-    moved = _moved(machine, gradient, crowding, pieces)
+    moved = _moved(machine, gradient, machine.crowding(busy), pieces)
     return Outcome(
         "predict", spec.name, machine.name, config, gpu, update, float(solution.t_gpu),
         float(solution.t_update), float(solution.barrier),

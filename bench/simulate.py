@@ -68,18 +68,17 @@ def simulate(spec: NetSpec, machine: Machine, config: Config, weather: Weather, 
         raise UsageError(f"simulate: updates: expected >= {LEAST_UPDATES}, got {updates}")
     weather.check(config.nodes)
     gradient = gradient_time(spec, machine, config.subbatch).total
-    crowding = machine.crowding(machine.busy(config.devices, config.ranks_per_host))
-    compute = float(gradient) * crowding
+    busy = machine.busy(config.devices, config.ranks_per_host)
 
     def pieces_for(nodes: int) -> Pieces:
-        return floats(pieces_of(spec, machine, nodes, config.subbatch, gradient, crowding))
+        return floats(pieces_of(spec, machine, nodes, config.subbatch, gradient, busy))
 
     random = np.random.default_rng(seed)
     first = pieces_for(config.nodes)
     smooth = solve(first, config.nodes, config.devices)
     skip = max(updates // 10, math.ceil(3 * smooth.t_gpu / smooth.t_update))
     starts = random.uniform(0, float(smooth.t_gpu), (config.nodes, config.devices))
-    cluster = Cluster(config, pieces_for, computes(compute, weather, random), weather.slow, skip, updates)
+    cluster = Cluster(config, pieces_for, computes(first.compute, weather, random), weather.slow, skip, updates)
     tally = cluster.run(starts, weather.deaths, weather.detect_s)
     if not tally.staleness:
         raise UsageError(f"simulate: updates: expected enough for a gradient to arrive, got {updates}")

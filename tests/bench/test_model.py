@@ -60,7 +60,7 @@ def test_automatic_convolution_takes_the_faster_way_of_each_direction(toy_data):
 
 def test_pieces_follow_parameters_slices_and_pixels(toy):
     spec = build("lenet")
-    pieces = pieces_of(spec, toy, 4, 5, 1.0)
+    pieces = pieces_of(spec, toy, 4, 5, 1.0, 1)
     parameters = 20 * 26 + 50 * 501 + 500 * 801 + 10 * 501
     assert pieces.fetch == pytest.approx(1e-9 * parameters)
     assert pieces.momentum_add == pytest.approx(1e-9 * parameters / 4)
@@ -169,6 +169,10 @@ def test_crowding_lengthens_everything_where_devices_are_the_hosts_cores(toy_dat
     assert crowded.t_gpu == pytest.approx(2 * alone.t_gpu)
     assert crowded.t_update == pytest.approx(2 * alone.t_update)
     assert crowded.staleness.mean == pytest.approx(alone.staleness.mean)
+    toy_data["contention"] = {"1": 1.5, "3": 3.0}
+    unlike = predict(build("lenet"), read_machine(toy_data, "t"), Config(2, 2, 4))  # kernels do not add up to gradients
+    assert unlike.gpu_terms["compute_gradient"] == pytest.approx(3 * alone.gpu_terms["compute_gradient"])
+    assert unlike.gpu_terms["load_image"] == pytest.approx(2 * alone.gpu_terms["load_image"])
 
 
 def test_updates_that_wait_for_a_gradient_have_one_of_each_node(toy):
