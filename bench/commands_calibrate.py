@@ -39,7 +39,8 @@ SUBBATCHES, QUICK_SUBBATCHES = "1,2,4,8", "1,4"
 
 def calibrate(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Machine file to write.")],
-    nets: Annotated[str, typer.Option(help="What the file shall be good for: nets, with commas.")] = NETS,
+    nets: Annotated[str, typer.Option(
+        metavar="NET[:PIXELS],...", help="What the file shall be good for.")] = NETS,
     subbatch: Annotated[str | None, typer.Option(
         metavar="RANGE", help=f"Samples of one gradient, like 1,2,4..8 (default: {SUBBATCHES}).")] = None,
     image_size: ImageSize = None, width: Width = 1.0, classes: Classes = None,
@@ -61,7 +62,8 @@ def calibrate(
 
         if conv_algo not in ALGORITHMS:
             raise UsageError(f"conv-algo: expected one of {', '.join(ALGORITHMS)}, got {conv_algo!r}")
-        specs = [build(net.strip(), image_size, width, classes) for net in nets.split(",")]
+        sized = [net.strip().partition(":") for net in nets.split(",")]
+        specs = [build(net, _pixels(size) if size else image_size, width, classes) for net, _, size in sized]
         batches = whole_range("subbatch", subbatch or (QUICK_SUBBATCHES if quick else SUBBATCHES))
         check_writable("output", output)
         return open_named(device, device_threads), Wanted(specs, batches, conv_algo, QUICK if quick else FULL)
@@ -76,6 +78,12 @@ def calibrate(
     if made:
         made.machine.save(output)
         _print_checks(made, output)
+
+
+def _pixels(text: str) -> int:
+    if not text.isdigit():
+        raise UsageError(f"nets: expected NET or NET:PIXELS, got {text!r} as pixels")
+    return int(text)
 
 
 def emulate(

@@ -46,7 +46,13 @@ class Grid:
     def table(self, residual: float = 0.0) -> GemmTable:
         """As the model reads it."""
         m, n, k = self.lines
-        return GemmTable(m, n, k, self.seconds, residual)
+        return GemmTable(m, n, k, rounded(self.seconds), residual)
+
+
+def rounded(seconds: Array) -> Array:
+    """To four digits: the fifth is noise, and the file is read by people."""
+    digits = 3 - np.floor(np.log10(np.where(np.isfinite(seconds), seconds, 1.0)))
+    return np.where(np.isfinite(seconds), np.rint(seconds * 10.0**digits) / 10.0**digits, np.nan)
 
 
 def measure_table(wanted: Sequence[Product], measure: Measure, limit_s: float) -> GemmTable:

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..engine.errors import UsageError
 from ..engine.nets import build
+from ..kernels.source import cache_folder
 from .machine import Machine, load_machine
 from .marks import check_marks, write_between
 from .model import predict
@@ -54,11 +55,17 @@ class Scored:
         return _value(self.predicted, name) / _value(self.seen, name) - 1
 
 
-def run_command(words: Sequence[str], ranks: int = 1, bind: str | None = None, limit_s: float = LIMIT_S) -> None:
-    """Run `sprint WORDS` on so many ranks. Raises RuntimeError with its last words when it fails or takes too long."""
+def run_command(words: Sequence[str], ranks: int = 1, bind: str | None = None, cache: Path | None = None,
+                limit_s: float = LIMIT_S) -> None:
+    """Run `sprint WORDS` on so many ranks, with a cache folder of its own.
+
+    Raises RuntimeError with its last words when it fails or takes too long.
+    """
     launcher = [] if ranks == 1 else [_mpirun(), "--oversubscribe", "-n", str(ranks),
                                       *(["--bind-to", bind] if bind else [])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    if cache:
+        environment["XDG_CACHE_HOME"] = str(cache.absolute())
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     process = subprocess.Popen([*launcher, sys.executable, "-m", "sprint", *words], env=environment, text=True,
@@ -83,12 +90,20 @@ def _mpirun() -> str:
     return found
 
 
+def fresh_cache(folder: Path) -> None:
+    """A cache with what is compiled, and without choices of algorithms that were made when the machine was busy."""
+    cache = folder / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    if cache_folder().is_dir():
+        shutil.copytree(cache_folder(), cache / "sprint", ignore=shutil.ignore_patterns("*.json"))
+
+
 def calibrated(folder: Path) -> Machine:
     """This machine, measured afresh for the nets of the runs: devices of one core, Allreduce between two ranks."""
     path = folder / "machine.json"
     run_command(["calibrate", "-o", str(path), "--nets", ",".join(SIZE), "--image-size", str(max(SIZE.values())),
                  "--classes", str(CLASSES), "--subbatch", ",".join(map(str, SUBBATCHES)), "--device", "host",
-                 "--device-threads", "1"], ranks=max(NODES), bind="none")
+                 "--device-threads", "1"], ranks=max(NODES), bind="none", cache=folder / "cache")
     return load_machine(path)
 
 
@@ -102,7 +117,7 @@ def scored_run(folder: Path, machine: Machine, net: str, nodes: int, devices: in
     run_command(["train", net, "--data", "synthetic", "--classes", str(CLASSES), "--image-size", str(SIZE[net]),
                  "--augment", "--algorithm", "sprint", "--min-gradients", "0", "--devices", str(devices), "--device",
                  "host", "--device-threads", "1", "--subbatch", str(subbatch), "--steps", str(steps), "--lr", "1e-4",
-                 "--log-every", "1000000", "--out", str(out)], ranks=nodes)
+                 "--log-every", "1000000", "--out", str(out)], ranks=nodes, cache=folder / "cache")
     run_command(["score", str(out), "--machine", str(folder / "machine.json"), "--json", str(out / "score.json")])
     made = json.loads((out / "score.json").read_text(encoding="utf-8"))
     return Scored(net, nodes, devices, subbatch, made["predict"], made["measure"])
@@ -156,6 +171,7 @@ def main(folder: Path, document: Path | None) -> None:
     if document:
         check_marks(document, "score")
     folder.mkdir(parents=True, exist_ok=True)
+    fresh_cache(folder)
     machine = calibrated(folder)
     runs, cells = [], list(product(SIZE, NODES, DEVICES, SUBBATCHES))
     for number, cell in enumerate(cells, start=1):
