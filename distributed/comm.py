@@ -26,6 +26,7 @@ from .ranks import Comm, RankFailed, Single, StartError, flat, flush, label, sli
 NAME_BYTES = 64
 CALLS = 32768  # tags that every MPI has
 ROLL_CALL_S = 1.5
+SPIN_S = 500e-6  # small sums are done by then
 DETECT_S = 2.0  # how long the death that an error came from may take to be known
 
 
@@ -102,11 +103,15 @@ class Mpi:
         return False
 
     def allreduce(self, send: np.ndarray, recv: np.ndarray) -> None:
-        """Sum `send` over the ranks into `recv`, both (n,) float32. Raises RankFailed."""
+        """Sum `send` over the ranks into `recv`, both (n,) float32; spin for SPIN_S, then sleep. Raises RankFailed.
+
+        A blocking Allreduce spins to its end: where workers and update threads share the cores, it takes the
+        cores from those it waits for (2 ranks x 2 workers on 2 cores: 27 ms, and 4 ms like this).
+        """
         flat("allreduce", send, np.float32)
         flat("allreduce", recv, np.float32)
         with self._errors("allreduce"):
-            self._comm.Allreduce(send, recv)
+            self._wait(self._comm.Iallreduce(send, recv), SPIN_S)
 
     def ordered_allreduce(self, send: np.ndarray, recv: np.ndarray) -> None:
         """Sum like allreduce, but ((r0 + r1) + r2) + ... for every element: what replay can repeat bit for bit.
@@ -146,11 +151,11 @@ class Mpi:
         self._complete("meet", self._meeting[count] == self.size)
         values[:] = self._meeting[:count]
 
-    def _wait(self, request: Any) -> None:
+    def _wait(self, request: Any, spin_s: float = 50e-6) -> None:
         began = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - began
-            if waited > 50e-6:
+            if waited > spin_s:
                 time.sleep(min(1e-3, 0.1 * waited))
 
     def _complete(self, op: str, complete: bool) -> None:
