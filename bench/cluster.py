@@ -159,7 +159,9 @@ class Cluster:
                 lock, add = lock + wait, add + hold
                 if wait + hold:
                     yield env.timeout(wait + hold)
-            yield env.timeout(pieces.old + pieces.momentum_add)
+            if not brought:
+                add = pieces.clear
+            yield env.timeout((0.0 if brought else pieces.clear) + pieces.old + pieces.momentum_add)
             if node.dead:
                 return
             self.tally.gathered(version, brought)

@@ -32,6 +32,7 @@ from .machine import PER_PARAMETER, Linear
 Array = np.ndarray
 GPU_STEPS = ("fetch_weights", "compute_update_val", "update_gradient")
 BUFFERS = 3  # GradBufs of the node that is measured: the first of a sum costs something else than the others
+FULL = (BUFFERS, 1, 0)  # of them when an update comes
 LEAST_TURNS, MOST_TURNS = 5, 60
 IMAGE_TURNS = 15
 READY = 1.5  # times the reading of a batch after which it lies ready
@@ -41,7 +42,7 @@ def measure_steps(device: Device, parameters: Iterable[int], seconds: float) -> 
     """Every step that costs something a parameter, fitted over some counts; about `seconds` for each count."""
     counts = sorted(set(parameters))
     seen = [_Node(device, count).turns(seconds) for count in counts]
-    names = (*PER_PARAMETER, "take_gradient")
+    names = (*PER_PARAMETER, "take_gradient", "clear_gradient")
     return {name: fit_curve(counts, [max(times[name], 1e-9) for times in seen]) for name in names}
 
 
@@ -58,10 +59,10 @@ class _Node:
         self.pulse = Pulse("calibrate")
 
     def turns(self, seconds: float) -> dict[str, float]:
-        """Seconds by step; in turn all GradBufs are full when the update comes, and only one."""
+        """Seconds by step; in turn all GradBufs are full when the update comes, only one, and none."""
         begin, number = time.perf_counter(), 0
         while number < LEAST_TURNS or (number < MOST_TURNS and time.perf_counter() - begin < seconds):
-            for full in (BUFFERS, 1):
+            for full in FULL:
                 for index in range(full):
                     self._deposit(index)
                 self.telemetry.update_clock.restart()
@@ -82,9 +83,10 @@ class _Node:
     def _means(self) -> dict[str, float]:
         worker = _quiet(np.concatenate([clock.recent for clock in self.telemetry.worker_clocks]), WORKER_TERMS)
         rows = self.telemetry.update_clock.recent
-        update, alone = _quiet(rows, UPDATE_TERMS), _quiet(rows[1::2], UPDATE_TERMS)["sum_gradient"]
-        more = (_quiet(rows[::2], UPDATE_TERMS)["sum_gradient"] - alone) / (BUFFERS - 1)
-        return {**update, **{name: worker[name] for name in GPU_STEPS}, "take_gradient": alone, "sum_gradient": more}
+        update = _quiet(rows, UPDATE_TERMS)
+        every, alone, none = (_quiet(rows[turn::len(FULL)], UPDATE_TERMS)["sum_gradient"] for turn in range(len(FULL)))
+        return {**update, **{name: worker[name] for name in GPU_STEPS}, "take_gradient": alone,
+                "sum_gradient": (every - alone) / (BUFFERS - 1), "clear_gradient": none}
 
 
 def _quiet(rows: Array, terms: Sequence[str]) -> dict[str, float]:

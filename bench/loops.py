@@ -22,9 +22,10 @@ class Pieces:
     """Seconds of each piece of the loops when nobody is in the way: numbers, or arrays that broadcast together.
 
     load, deform, compute, update_val: of one sub-batch; fetch: copy of all weights to a device; deposit: adding
-    a gradient to its GradBuf; take, add: the first GradBuf of a sum and each further one; old, momentum_add,
-    momentum: a node's slice of the parameters; reduce: the Allreduce once all nodes are there; publish:
-    replacing LatestWeights. fetch, deposit, take, add and publish are numbers, the same for every configuration.
+    a gradient to its GradBuf; take, add: the first GradBuf of a sum and each further one; clear: the sum of none;
+    old, momentum_add, momentum: a node's slice of the parameters; reduce: the Allreduce once all nodes are there;
+    publish: replacing LatestWeights. fetch, deposit, take, add, clear and publish are numbers, the same for every
+    configuration.
     """
 
     load: Any
@@ -40,6 +41,7 @@ class Pieces:
     reduce: Any
     momentum: Any
     publish: Any
+    clear: Any = 0.0
 
     @property
     def free_gpu_turn(self) -> Any:
@@ -108,7 +110,7 @@ def _turn(pieces: Pieces, nodes: Any, devices: int, least: int, t_gpu: Array, t_
     full = np.minimum(t_update / t_gpu, 1.0)
     fetch = np.minimum(t_gpu / t_update, 1.0) * pieces.fetch
     none = 0.0 if least else (1 - full) ** devices
-    sum_gradient = devices * full * pieces.add - (pieces.add - pieces.take) * (1 - none)
+    sum_gradient = devices * full * pieces.add - (pieces.add - pieces.take) * (1 - none) + none * pieces.clear
     barrier = barrier_seconds(devices, nodes, full, pieces.take, pieces.add) + spread
     gpu = {"lock_weights": wait(pieces.publish, t_update) + (devices - 1) * wait(fetch, t_gpu),
            "fetch_weights": fetch, "load_image": pieces.load, "deform_image": pieces.deform,

@@ -93,7 +93,8 @@ class Machine:
 
     kernels: by kernel name; gemm: by path, e.g. "sgemm.nt", falling back to the part before the dot.
     steps: the pieces of the two loops, per pixel value (PER_PIXEL) or per parameter (PER_PARAMETER);
-        take_gradient, the first GradBuf of a sum, may be missing and then costs what sum_gradient does.
+        take_gradient, the first GradBuf of a sum, may be missing and then costs what sum_gradient does;
+        clear_gradient, a sum of none, may be missing and then costs nothing.
     conv: the convolution that runs, as the engine names it ("auto": the fastest); threads: host threads of one device.
     jitter: relative standard deviation of the time of a gradient from one iteration to the next.
     contention: busy devices on one host -> how many times longer a gradient takes there than the sum of its kernels.
@@ -230,6 +231,8 @@ def _steps(fields: Fields) -> dict[str, Linear]:
     steps = {name: _linear(fields.inside(name)) for name in PER_PIXEL + PER_PARAMETER}
     first = "take_gradient" if "take_gradient" in fields.data else "sum_gradient"
     steps["take_gradient"] = _linear(fields.inside(first))
+    clear = "clear_gradient"
+    steps[clear] = _linear(fields.inside(clear)) if clear in fields.data else Linear(0.0)
     fields.nothing_else()
     return steps
 

@@ -24,8 +24,8 @@ from .work import Call, GradientWork
 Array = np.ndarray
 PIECE_OF_STEP = {"load_image": "load", "deform_image": "deform", "compute_update_val": "update_val",
                  "fetch_weights": "fetch", "update_gradient": "deposit", "take_gradient": "take",
-                 "sum_gradient": "add", "update_old_weights": "old", "add_momentum": "momentum_add",
-                 "update_momentum": "momentum", "update_weights": "publish"}
+                 "sum_gradient": "add", "clear_gradient": "clear", "update_old_weights": "old",
+                 "add_momentum": "momentum_add", "update_momentum": "momentum", "update_weights": "publish"}
 SLICED = ("update_old_weights", "add_momentum", "update_momentum")
 
 
@@ -110,7 +110,7 @@ def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, gradie
     steps: dict[str, Any] = {}
     for name in PER_PIXEL:
         steps[PIECE_OF_STEP[name]] = machine.steps[name].time(pixels)
-    for name in (*PER_PARAMETER, "take_gradient"):
+    for name in (*PER_PARAMETER, "take_gradient", "clear_gradient"):
         share = parameters / nodes if name in SLICED else parameters
         steps[PIECE_OF_STEP[name]] = machine.steps[name].time(share)
     steps["reduce"] = machine.allreduce.time(nodes, parameters)

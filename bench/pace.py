@@ -93,7 +93,7 @@ class UpdatePace:
         self.pace = Pace()
         self._lap: Callable[[str], None] = clock.lap
         self._workers, self._pieces = workers, pieces
-        self._visit, self._summed, self._collecting = 0, 0, 0.0
+        self._visited, self._summed, self._collecting = 0, 0, 0.0
         self._steps = {"update_old_weights": pieces.old, "add_momentum": pieces.momentum_add,
                        "allreduce": pieces.reduce, "update_momentum": pieces.momentum,
                        "update_weights": pieces.publish}
@@ -109,16 +109,21 @@ class UpdatePace:
         seconds = self._steps.get(term, self._collecting if term == "sum_gradient" else 0.0)
         if seconds:
             self.pace.fill(self._begin, seconds)
-        self._collecting = 0.0
+        self._collecting = self._cleared() if term == "sum_gradient" else 0.0
         self._lap(term)
         self._begin = time.perf_counter()
 
+    def _cleared(self) -> float:
+        """Seconds of what follows a visit: clearing the sum when all have been visited and none was full, once."""
+        done, self._visited = self._visited == len(self._workers), self._visited % len(self._workers)
+        return float(self._pieces.clear) if done and not self._summed else 0.0
+
     def _collected(self) -> float:
         """Seconds to collect what lies in the GradBuf that is visited."""
-        worker = self._workers[self._visit]
-        if self._visit == 0:
+        worker = self._workers[self._visited]
+        if self._visited == 0:
             self._summed = 0
-        self._visit = (self._visit + 1) % len(self._workers)
+        self._visited += 1
         if not worker.full:
             return 0.0
         worker.full = False

@@ -79,7 +79,8 @@ def run_command(words: Sequence[str], ranks: int = 1, bind: str | None = None, c
         process.kill()
         raise RuntimeError(f"score: expected an end within {limit_s:g} s of sprint {' '.join(words)}") from None
     if process.returncode:
-        raise RuntimeError(f"score: expected success of sprint {' '.join(words)}, got: {said.strip()[-500:]}")
+        raise RuntimeError(f"score: expected success of sprint {' '.join(words)}, got exit code "
+                           f"{process.returncode}: {said.strip()[-500:]}")
 
 
 def _mpirun() -> str:

@@ -167,3 +167,12 @@ def test_one_device_whose_update_waits_for_its_gradient_sets_the_pace():
     assert solution.t_update == pytest.approx(1.2)
     assert solution.wait == pytest.approx(1.0)
     assert sum(solution.update_terms.values()) == pytest.approx(0.2)
+
+
+def test_a_sum_of_nothing_costs_what_clearing_it_does():
+    pieces = replace(QUIET, add=0.01, take=0.01, clear=0.004)  # an update comes four times in a turn
+    solution = solve(pieces, 1, 2)
+    full = float(solution.t_update / solution.t_gpu)
+    assert solution.update_terms["sum_gradient"] == pytest.approx(2 * full * 0.01 + (1 - full) ** 2 * 0.004)
+    assert solve(pieces, 1, 2, least=1).update_terms["sum_gradient"] == pytest.approx(
+        2 * float(solve(pieces, 1, 2, least=1).t_update / solve(pieces, 1, 2, least=1).t_gpu) * 0.01)

@@ -103,6 +103,7 @@ def test_the_first_gradbuf_of_a_sum_costs_like_the_others_unless_said(toy_data):
     assert read_machine(toy_data, "t").steps["take_gradient"].alpha == 1e-9
     toy_data["steps"]["take_gradient"] = {"alpha": 0, "beta": 3e-6}
     assert read_machine(toy_data, "t").steps["take_gradient"].time(10**6) == 3e-6
+    assert read_machine(toy_data, "t").steps["clear_gradient"].time(10**6) == 0
 
 
 def test_allreduce_is_free_of_the_logarithm_on_one_node(toy):
