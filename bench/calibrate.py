@@ -14,7 +14,7 @@ from ..engine.layers import NetSpec
 from ..kernels.device import Device
 from ..kernels.host import processor_name, usable_cores
 from . import environment
-from .crowding import measure_crowd
+from .crowding import check_unbound, measure_crowd
 from .fit import fit_curve, spread
 from .gauge import Gauge, product_bytes
 from .gemm_time import GemmEstimate, GemmTable
@@ -79,6 +79,8 @@ def calibrate(device: Device, wanted: Wanted, comm: Comm, name: str, description
 
     report(what, done) is called as each part begins, `done` from 0 to 1. An empty description becomes the processor's.
     """
+    if device.kind == "host":
+        check_unbound(comm)
     made = _Maker(device, wanted, name, description, report).measure() if comm.rank == 0 else None
     comm.meet(np.zeros(1))
     report("whole gradients and loops", STARTS["gradients"])

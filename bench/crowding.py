@@ -9,7 +9,10 @@ from itertools import product
 
 import numpy as np
 
+from ..distributed.layout import own_cores
 from ..distributed.ranks import Comm
+from ..distributed.together import together
+from ..engine.errors import UsageError
 from ..engine.layers import NetSpec
 from ..engine.nets import build
 from ..kernels.device import Device, open_device
@@ -49,6 +52,18 @@ class _Seen:
         if machine:
             self.factors.setdefault(machine.busy(used, ranks), []).append(factor)
             self.meetings.append((ranks, trial.spec.parameter_count, loops.meeting / factor))
+
+
+def check_unbound(comm: Comm) -> None:
+    """Raises: UsageError where a launcher gave each rank cores of its own; a collective."""
+    cores = own_cores(comm)
+
+    def check() -> None:
+        if cores * comm.local_size > usable_cores() + 0.01:
+            raise UsageError("calibrate: expected ranks that share the cores of their host (mpirun --bind-to none), "
+                             f"got ranks with {cores:g} of their own")
+
+    together(comm, check)
 
 
 def measure_crowd(comm: Comm, device: Device, specs: Sequence[NetSpec], subbatches: Sequence[int],

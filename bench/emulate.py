@@ -12,9 +12,10 @@ from ..distributed.options import Options
 from ..distributed.ranks import Comm
 from ..distributed.sprint import Sprint
 from ..distributed.telemetry import UPDATE_TERMS, WORKER_TERMS
+from ..distributed.together import together
 from ..engine.errors import UsageError
 from ..engine.layers import NetSpec
-from .loops import solve
+from .loops import Solution, solve
 from .machine import Machine
 from .model import gradient_time, memory_bytes, pieces_of
 from .outcome import Config, Distribution, Outcome
@@ -53,9 +54,7 @@ def emulate(comm: Comm, spec: NetSpec, machine: Machine, config: Config, *, para
                               gradient_time(spec, machine, config.subbatch).total,
                               machine.busy(config.devices, config.ranks_per_host)))
     smooth = solve(pieces, config.nodes, config.devices)
-    skip = max(updates // 10, math.ceil(TURNS_OF_WARM_UP * smooth.t_gpu / smooth.t_update))
-    if not LEAST_UPDATES <= updates <= MOST_UPDATES - skip:
-        raise UsageError(f"updates: expected {LEAST_UPDATES} to {MOST_UPDATES - skip}, got {updates}")
+    skip = together(comm, lambda: _warm_up(smooth, updates))
     random = np.random.default_rng([seed, comm.rank])
     workers = [EmulatedWorker(parameters, config.subbatch, pieces, computes(pieces.compute, Weather(machine.jitter),
                                                                            random), first)
@@ -69,6 +68,14 @@ def emulate(comm: Comm, spec: NetSpec, machine: Machine, config: Config, *, para
     outcome = _outcome(comm, seen, spec, machine, config)
     job.close()
     return outcome
+
+
+def _warm_up(smooth: Solution, updates: int) -> int:
+    """Updates that are not counted."""
+    skip = max(updates // 10, math.ceil(TURNS_OF_WARM_UP * smooth.t_gpu / smooth.t_update))
+    if not LEAST_UPDATES <= updates <= MOST_UPDATES - skip:
+        raise UsageError(f"updates: expected {LEAST_UPDATES} to {MOST_UPDATES - skip}, got {updates}")
+    return skip
 
 
 def _seen(job: Sprint, skip: int, last: int, late_s: float) -> Seen:

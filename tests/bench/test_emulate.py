@@ -207,3 +207,12 @@ def test_ranks_measure_the_allreduce_between_them(tmp_path):
     made = json.loads((tmp_path / "two.json").read_text())
     assert made["sources"]["allreduce"].startswith("measured among 2 ranks on 1 hosts")
     assert made["allreduce"]["alpha"] + made["allreduce"]["beta"] + made["allreduce"]["latency"] > 0
+
+
+@pytest.mark.skipif(find_mpirun() is None, reason="mpirun is not installed")
+def test_ranks_bound_to_cores_of_their_own_cannot_measure_a_host(tmp_path):
+    command = [find_mpirun(), "--oversubscribe", "-n", "2", "--bind-to", "core", sys.executable, "-m", "sprint",
+               "calibrate", "-o", str(tmp_path / "two.json"), "--nets", "lenet", "--subbatch", "1", "--device", "host"]
+    finished = run_job(command, tmp_path, limit_s=60.0)
+    assert (finished.code, finished.timed_out) == (2, False), finished.err
+    assert finished.err.count("sprint: calibrate: expected ranks that share the cores of their host") == 1
