@@ -68,8 +68,8 @@ def accuracy(algorithms: list[str], folder: Path) -> Iterator[str]:
     """Top-1 of every grid of ranks and workers against one device, with the documented rates."""
     local = train(1, [*ACCURACY, "--subbatch", str(SUBBATCH)], folder / "local")
     yield f"sprint has {' '.join(ASYNCHRONOUS)}; sync and local have the defaults"
-    yield ("algorithm  ranks  workers of each  sub-batch   top-1  against local  updates  staleness (most)  mini-batch  "
-           "images/s")
+    yield ("algorithm  ranks  workers of each  sub-batch   top-1  against local  updates  staleness (most)  "
+           "mini-batch  images/s")
     yield _row("local", 1, 1, SUBBATCH, local, local)
     for algorithm in algorithms:
         for ranks, workers in GRIDS:
