@@ -13,6 +13,8 @@
 //   begin_run(out, run, local)     where to put the run's items of the matrix `out`; end_run(out, run, local) when they are
 //                                  all there: the host writes a matrix larger than its caches past them
 //   BLOCK_ROWS(row, rows)          one block works on one row at a time
+//   BLOCK_COLUMNS(run, N)          one block works on a run of columns of a matrix at a time: one column on CUDA, up to COLUMNS
+//                                  neighbours on the host, whose lines vectorise: BLOCK_STRIDE(k, K) EACH(n, run, 0, N)
 //   BLOCK_STRIDE(i, n)             the threads of a block share the items of a row
 //   SIMD_SUM(s) / SIMD_MAX(m)      before a BLOCK_STRIDE: s or m is a reduction (a hint for the host compiler)
 //   block_sum(v), block_max(v)     reduce over the block; every thread gets the result
@@ -48,6 +50,8 @@ struct Run {
 __device__ inline float* begin_run(float*, Run, float* local) { return local; }
 __device__ inline void end_run(float* out, Run run, const float* local) { out[run.begin] = local[0]; }
 #define BLOCK_ROWS(row, rows) for (i64 row = blockIdx.x; row < (rows); row += gridDim.x)
+#define COLUMNS 1
+#define BLOCK_COLUMNS(run, N) BLOCK_ROWS(run##_begin, N) if (const Run run{run##_begin}; true)
 #define BLOCK_STRIDE(i, n) for (i64 i = threadIdx.x; i < (n); i += blockDim.x)
 #define SIMD_SUM(s)
 #define SIMD_MAX(m)

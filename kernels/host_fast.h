@@ -63,6 +63,30 @@ static inline bool stream_end() {
 #define SIMD_SUM(s) SPRINT_PRAGMA(omp simd reduction(+ : s))
 #define SIMD_MAX(m) SPRINT_PRAGMA(omp simd reduction(max : m))
 
+// exp of a float in vectors, which the C library's is not: e^v = 2^k e^r with |r| <= ln(2)/2, seven terms of
+// the series of e^r - 1 (what is left out is 6e-9), and 2^k in two factors, for results that are subnormal or infinite.
+static inline float power_of_2(int k) {
+  const int bits = (k + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return power;
+}
+static inline float exp_in_vectors(float v) {
+  v = v > 89.f ? 89.f : v < -104.f ? -104.f : v;  // NaN stays
+  const float round = 12582912.f, k = (v * 1.44269504f + round) - round;
+  const float r = (v - k * 0.693359375f) + k * 2.12194440e-4f;
+  float e = 1.9841270e-4f;
+  e = e * r + 1.3888889e-3f;
+  e = e * r + 8.3333333e-3f;
+  e = e * r + 4.1666667e-2f;
+  e = e * r + 1.6666667e-1f;
+  e = e * r + 0.5f;
+  e = (e * r * r + r) + 1.f;
+  const int whole = v == v ? (int)k : 0, half = whole >> 1;
+  return e * power_of_2(half) * power_of_2(whole - half);
+}
+#define expf exp_in_vectors
+
 static inline float max_nan(float a, float b) { return a > b || a != a ? a : b; }
 static inline float block_sum(float v) { return v; }
 static inline float block_max(float v) { return v; }
@@ -75,6 +99,11 @@ static inline float block_max(float v) { return v; }
        flat_ < end_ || stream_end();)                                                             \
     if (const Run run = next_run(flat_, end_, (cols), (line), total_); true)                      \
       if (const i64 row_ = run.row; flat_ += run.end - run.begin, true)
+#define COLUMNS 128  // all classes of a run should stay in the second-level cache
+#define BLOCK_COLUMNS(run, N)                                                                                            \
+  for (i64 flat_ = range_begin((N), sprint_block, sprint_grid), end_ = range_begin((N), sprint_block + 1, sprint_grid); \
+       flat_ < end_;)                                                                                                    \
+    if (const Run run{0, flat_, min(flat_ + COLUMNS, end_), false}; flat_ = run.end, true)
 #define EACH_LINE(n, p, run, P, Q)                                                               \
   for (i64 line_ = run.begin / (Q), n = line_ / (P), p = line_ - n * (P); line_ * (Q) < run.end; \
        ++line_, p = p + 1 < (P) ? p + 1 : (++n, 0))

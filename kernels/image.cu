@@ -25,20 +25,20 @@ __device__ inline i64 clamp(i64 i, i64 last) { return i < 0 ? 0 : i > last ? las
 // corners (N,2): top and left of the part of each image that is kept; outside the image its border is repeated.
 extern "C" __global__ void crop(const unsigned char* __restrict__ images, const int* __restrict__ corners,
                                 unsigned char* __restrict__ out, i64 N, i64 H, i64 W, i64 C, i64 P, i64 Q) {
-  ROW_LOOP(row, i, N * P, Q * C) {
-    const i64 p = row % P, n = row / P, q = i / C, c = i - q * C;
+  ROW_LOOP(row, q, N * P, Q) {
+    const i64 p = row % P, n = row / P;
     const i64 h = clamp(corners[2 * n] + p, H - 1), w = clamp(corners[2 * n + 1] + q, W - 1);
-    out[row * Q * C + i] = images[((n * H + h) * W + w) * C + c];
+    const unsigned char* pixel = images + ((n * H + h) * W + w) * C;
+    for (i64 c = 0; c < C; ++c) out[(row * Q + q) * C + c] = pixel[c];
   }
 }
 
 // Left and right change places in the images whose flag is not 0.
 extern "C" __global__ void mirror(const unsigned char* __restrict__ images, const unsigned char* __restrict__ flags,
                                   unsigned char* __restrict__ out, i64 N, i64 H, i64 W, i64 C) {
-  ROW_LOOP(row, i, N * H, W * C) {
-    const i64 w = i / C, c = i - w * C;
-    const i64 from = flags[row / H] ? W - 1 - w : w;
-    out[row * W * C + i] = images[(row * W + from) * C + c];
+  ROW_LOOP(row, w, N * H, W) {
+    const unsigned char* pixel = images + (row * W + (flags[row / H] ? W - 1 - w : w)) * C;
+    for (i64 c = 0; c < C; ++c) out[(row * W + w) * C + c] = pixel[c];
   }
 }
 

@@ -58,7 +58,7 @@ def crop(device: Device, images: Array, corners: Array, out: Array) -> None:
     N, H, W, C = _images("crop", images)
     _, P, Q, _ = _images("crop", out)
     expect_shape("crop", out=(out.shape, (N, P, Q, C)), corners=(corners.shape, (N, 2)))
-    device.launch("image", "crop", elements(out.size), images, corners, out, N, H, W, C, P, Q)
+    device.launch("image", "crop", elements(N * P * Q), images, corners, out, N, H, W, C, P, Q)
 
 
 def mirror(device: Device, images: Array, flags: Array, out: Array) -> None:
@@ -71,7 +71,7 @@ def mirror(device: Device, images: Array, flags: Array, out: Array) -> None:
     expect_shape("mirror", out=(out.shape, images.shape), flags=(flags.shape, (N,)))
     if out is images:
         raise ValueError("mirror: expected out other than images, got the same array")
-    device.launch("image", "mirror", elements(out.size), images, flags, out, N, H, W, C)
+    device.launch("image", "mirror", elements(N * H * W), images, flags, out, N, H, W, C)
 
 
 def deform(device: Device, images: Array, affine: Array, mean: Array, std: Array, x: Array) -> None:

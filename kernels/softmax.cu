@@ -3,33 +3,36 @@
 
 #define FLOAT_MAX 3.402823466e38f
 
-__device__ inline float column_maximum(const float* z, i64 K, i64 N) {
-  float most = -INFINITY;
-  BLOCK_STRIDE(k, K) most = max_nan(z[k * N], most);
-  return block_max(most);
+// most[n] = the largest logit of the run's samples; ends with a barrier.
+__device__ inline void column_maxima(Run run, const float* logits, float* most, i64 K, i64 N) {
+  EACH(n, run, 0, N) most[n - run.begin] = -INFINITY;
+  BLOCK_STRIDE(k, K) EACH(n, run, 0, N) most[n - run.begin] = max_nan(logits[k * N + n], most[n - run.begin]);
+  EACH(n, run, 0, N) most[n - run.begin] = block_max(most[n - run.begin]);
 }
 
-// p[k] = exp(z[k] - most); returns their sum, at least 1 unless a logit is NaN or all are infinite.
-__device__ inline float exponentials(const float* z, float* p, float most, i64 K, i64 N) {
-  float sum = 0.f;
-  BLOCK_STRIDE(k, K) {
-    const float e = expf(z[k * N] - most);
-    p[k * N] = e;
-    sum += e;
+// p[k] = exp(z[k] - most); sum[n] is their sum, at least 1 unless a logit is NaN or all are infinite.
+__device__ inline void exponentials(Run run, const float* logits, float* p, const float* most, float* sum, i64 K, i64 N) {
+  EACH(n, run, 0, N) sum[n - run.begin] = 0.f;
+  BLOCK_STRIDE(k, K) EACH(n, run, 0, N) {
+    const float e = expf(logits[k * N + n] - most[n - run.begin]);
+    p[k * N + n] = e;
+    sum[n - run.begin] += e;
   }
-  return block_sum(sum);
+  EACH(n, run, 0, N) sum[n - run.begin] = block_sum(sum[n - run.begin]);
 }
 
 extern "C" __global__ void softmax(const float* logits, float* p, i64 K, i64 N) {
-  BLOCK_ROWS(n, N) {
-    const float sum = exponentials(logits + n, p + n, column_maximum(logits + n, K, N), K, N);
-    BLOCK_STRIDE(k, K) p[k * N + n] /= sum;
+  BLOCK_COLUMNS(run, N) {
+    float most[COLUMNS], sum[COLUMNS];
+    column_maxima(run, logits, most, K, N);
+    exponentials(run, logits, p, most, sum, K, N);
+    BLOCK_STRIDE(k, K) EACH(n, run, 0, N) p[k * N + n] /= sum[n - run.begin];
   }
 }
 
 // A label outside 0..K-1 reads nothing and gives NaN.
-__device__ inline float label_logit(const float* z, int label, i64 K, i64 N) {
-  return label >= 0 && label < K ? z[label * N] : NAN;
+__device__ inline float label_logit(const float* logits, i64 n, int label, i64 K, i64 N) {
+  return label >= 0 && label < K ? logits[label * N + n] : NAN;
 }
 
 // log-sum-exp minus the label's logit; the largest float stands for what float32 cannot hold.
@@ -40,29 +43,35 @@ __device__ inline float cross_entropy(float most, float sum, float logit) {
 
 extern "C" __global__ void cross_entropy_loss(const float* __restrict__ logits, const int* __restrict__ labels,
                                               float* __restrict__ loss, i64 K, i64 N) {
-  BLOCK_ROWS(n, N) {
-    const float* z = logits + n;
-    const float logit = label_logit(z, labels[n], K, N), most = column_maximum(z, K, N);
-    float sum = 0.f;
-    BLOCK_STRIDE(k, K) sum += expf(z[k * N] - most);
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) loss[n] = cross_entropy(most, sum, logit);
+  BLOCK_COLUMNS(run, N) {
+    float most[COLUMNS], sum[COLUMNS];
+    column_maxima(run, logits, most, K, N);
+    EACH(n, run, 0, N) sum[n - run.begin] = 0.f;
+    BLOCK_STRIDE(k, K) EACH(n, run, 0, N) sum[n - run.begin] += expf(logits[k * N + n] - most[n - run.begin]);
+    EACH(n, run, 0, N) {
+      const float total = block_sum(sum[n - run.begin]);
+      if (threadIdx.x == 0)
+        loss[n] = cross_entropy(most[n - run.begin], total, label_logit(logits, n, labels[n], K, N));
+    }
   }
 }
 
-// dlogits = scale * (p - [k == label]), in the same pass over the classes. The label's logit is read before the barrier
-// of column_maximum, so before anything is written.
+// dlogits = scale * (p - [k == label]), in the same pass over the classes. The labels' logits are read before the barrier
+// of column_maxima, so before anything is written.
 extern "C" __global__ void softmax_cross_entropy(const float* logits, const int* __restrict__ labels,
                                                  float* __restrict__ loss, float* dlogits, float scale, i64 K, i64 N) {
-  BLOCK_ROWS(n, N) {
-    const int label = labels[n];
-    const float logit = label_logit(logits + n, label, K, N), most = column_maximum(logits + n, K, N);
-    const float sum = exponentials(logits + n, dlogits + n, most, K, N);
-    BLOCK_STRIDE(k, K) {
-      const float p = dlogits[k * N + n] / sum;
-      dlogits[k * N + n] = scale * (k == label ? p - 1.f : p);
+  BLOCK_COLUMNS(run, N) {
+    float most[COLUMNS], sum[COLUMNS], logit[COLUMNS];
+    EACH(n, run, 0, N) logit[n - run.begin] = label_logit(logits, n, labels[n], K, N);
+    column_maxima(run, logits, most, K, N);
+    exponentials(run, logits, dlogits, most, sum, K, N);
+    BLOCK_STRIDE(k, K) EACH(n, run, 0, N) {
+      const float p = dlogits[k * N + n] / sum[n - run.begin];
+      dlogits[k * N + n] = scale * (k == labels[n] ? p - 1.f : p);
     }
-    if (threadIdx.x == 0) loss[n] = cross_entropy(most, sum, logit);
+    EACH(n, run, 0, N) {
+      if (threadIdx.x == 0) loss[n] = cross_entropy(most[n - run.begin], sum[n - run.begin], logit[n - run.begin]);
+    }
   }
 }
 
@@ -70,16 +79,18 @@ extern "C" __global__ void softmax_cross_entropy(const float* logits, const int*
 // the same of all classes is right once in K. NaN comes before everything: a net that has diverged is never right.
 extern "C" __global__ void label_rank(const float* __restrict__ logits, const int* __restrict__ labels,
                                       int* __restrict__ rank, i64 K, i64 N) {
-  BLOCK_ROWS(n, N) {
-    const int label = labels[n];
-    const float own = label_logit(logits + n, label, K, N);
-    float before = 0.f;
-    BLOCK_STRIDE(k, K) {
+  BLOCK_COLUMNS(run, N) {
+    float own[COLUMNS], before[COLUMNS];
+    EACH(n, run, 0, N) own[n - run.begin] = label_logit(logits, n, labels[n], K, N);
+    EACH(n, run, 0, N) before[n - run.begin] = 0.f;
+    BLOCK_STRIDE(k, K) EACH(n, run, 0, N) {
       const float z = logits[k * N + n];
-      const bool after = z < own || (z == own && k >= label);
-      before += after ? 0.f : 1.f;
+      const bool after = z < own[n - run.begin] || (z == own[n - run.begin] && k >= labels[n]);
+      before[n - run.begin] += after ? 0.f : 1.f;
     }
-    before = block_sum(before);
-    if (threadIdx.x == 0) rank[n] = (int)before;
+    EACH(n, run, 0, N) {
+      const float total = block_sum(before[n - run.begin]);
+      if (threadIdx.x == 0) rank[n] = (int)total;
+    }
   }
 }

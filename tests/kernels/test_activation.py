@@ -33,6 +33,15 @@ def test_sigmoid(device, rng, poison, count):
     np.testing.assert_allclose(y, [logistic(v) for v in x.tolist()], rtol=5e-7, atol=1e-38)
 
 
+def test_sigmoid_over_the_whole_range_of_the_exponential(fast, poison):
+    x = np.concatenate([np.linspace(-110, 110, 100_003), [np.inf, -np.inf, -0.0]]).astype(F)
+    y = poison(x.size)
+    activation.sigmoid(fast, x, y)
+    with np.errstate(over="ignore"):
+        expected = 1 / (1 + np.exp(-x.astype(np.float64)))
+    np.testing.assert_allclose(y, expected, rtol=4e-7, atol=1e-38)
+
+
 def test_nan_is_kept_in_body_and_tail(device, poison):
     for op in (activation.relu, activation.sigmoid):
         for count in range(1, 40):
