@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
 PROGRAMS = Path(__file__).parent
+JOB = "SPRINT_TEST_JOB"  # the variable that marks every process of a job, whoever its parent is by now
+OUTLIVES_S = 10.0  # how long what mpirun leaves behind may still write a checkpoint
 
 
 class Finished(NamedTuple):
@@ -41,18 +44,32 @@ def descendants(pid):
     return found[1:]
 
 
-def end(process):
-    """End `process` and everything it started, each by its id."""
-    below = descendants(process.pid)
-    for pid in [process.pid, *below]:
+def members(job):
+    """Return the process ids that carry the mark of `job`, orphans included."""
+    mark, found = f"{JOB}={job}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def end(process, job):
+    """End `process`, if it still runs, and everything of its job that does not end by itself; each by its id."""
+    deadline = time.monotonic() + (OUTLIVES_S if process.poll() is not None else 0)
+    while (left := members(job)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def run_job(command, folder, limit_s, env=None, during=None):
-    """Run `command` in its own process group; `during(process)` acts while it runs."""
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+    """Run `command` in its own process group; `during(process)` acts while it runs. Nothing of it is left."""
+    job = uuid.uuid4().hex
+    environment = {**os.environ, JOB: job, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **(env or {})}
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     began, timed_out = time.monotonic(), False
@@ -66,8 +83,8 @@ def run_job(command, folder, limit_s, env=None, during=None):
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
-            end(process) if process.poll() is None else None
-        seconds = time.monotonic() - began
+            seconds = time.monotonic() - began
+            end(process, job)
         out.seek(0), err.seek(0)
         return Finished(process.returncode, out.read(), err.read(), seconds, timed_out)
 
