@@ -71,12 +71,13 @@ class Gate:
             self._flights[worker].flying = self._flights[worker].alive = False
             self._condition.notify_all()
 
-    def hold(self, update: int) -> None:
-        """Wait until `update` may collect; what starts from now on aims at the update after it."""
+    def hold(self, update: int) -> bool:
+        """Wait until `update` may collect; what starts from now on aims at the one after it. False: closed."""
         with self._condition:
             self._condition.wait_for(lambda: self._hurry or self._ready(update))
             self._collected = update
             self._condition.notify_all()
+            return not self._closed
 
     def _ready(self, update: int) -> bool:
         bound = self._bound(update)
@@ -88,7 +89,7 @@ class Gate:
     def published(self, version: int, last: bool) -> None:
         """Let the workers that waited for `version` go on, or, if `last`, end."""
         with self._condition:
-            self._version, self._closed = version, last
+            self._version, self._closed = version, self._closed or last
             for flight in self._flights:
                 flight.idle = False
                 if not last and flight.alive and not flight.flying and self._may_fly(flight):
@@ -102,7 +103,7 @@ class Gate:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """End all waiting: the segment is over."""
+        """End all waiting and both loops: the segment is over."""
         with self._condition:
             self._closed = self._hurry = True
             self._condition.notify_all()

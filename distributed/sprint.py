@@ -170,7 +170,8 @@ class Sprint:
         clock, update = self.telemetry.update_clock, self.progress.version + 1
         clock.restart()
         pulse.enter("wait for gradients", update, LOCAL)
-        self._gate.hold(update)
+        if not self._gate.hold(update):
+            return True
         clock.lap("wait")
         self._updater.step(pulse, lambda: self._drills.before_exchange(update))
         clock.finish()
@@ -216,6 +217,7 @@ class Sprint:
                 self._saver.save_kept()
             self._raise_outcome()
         except BaseException:
+            self._gate.close()
             self._saver.rescue()
             raise
         return self.progress

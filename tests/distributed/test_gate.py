@@ -100,11 +100,13 @@ def test_closing_ends_all_waiting():
     gate.close()
     worker.join(2)
     assert result == [False]
-    gate.hold(1)
+    assert gate.hold(1) is False
+    gate.published(1, last=False)  # an update that was on its way does not open the gate again
+    assert gate.admit(0) is False
 
 
 def test_a_new_segment_starts_with_what_was_left():
     gate = gate_of([True, True], 0)
     gate.close()
     gate.open(9)
-    gate.hold(10)
+    assert gate.hold(10) is True

@@ -207,7 +207,9 @@ def test_a_stalled_worker_is_named():
     job.start(10**9)
     with pytest.raises(RuntimeError, match=r"stalled: rank 0 \(host .*\): thread worker 0: compute gradient, update"):
         job.join()
-    job._gate.close()
+    for thread in job._threads:  # it wakes up, and finds that the run is over
+        thread.join(3)
+    assert not any(thread.is_alive() for thread in job._threads)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
