@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from sprint.kernels.host import HostDevice
 from sprint.kernels.simt import ORDERS, SimtDevice
 
 BLOCKS = (32, 128, 256)
+ENDS_S = 3.0  # how long a thread may take to end after the test that started it
 
 
 def pytest_addoption(parser):
@@ -60,6 +62,18 @@ def every_device():
 @functools.cache
 def mirrored_cuda():
     return _load("mirrored").MirroredCuda()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    """A thread that outlives its test would slow all that follow it."""
+    before = set(threading.enumerate())
+    yield
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        thread.join(ENDS_S)
+    left = [thread.name for thread in started if thread.is_alive()]
+    assert not left, f"expected no thread to outlive the test, got {left}"
 
 
 @pytest.fixture(params=every_device())
