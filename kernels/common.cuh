@@ -16,6 +16,7 @@
 //   BLOCK_COLUMNS(run, N)          one block works on a run of columns of a matrix at a time: one column on CUDA, up to COLUMNS
 //                                  neighbours on the host, whose lines vectorise: BLOCK_STRIDE(k, K) EACH(n, run, 0, N)
 //   BLOCK_STRIDE(i, n)             the threads of a block share the items of a row
+//   WIDE                           before a kernel whose loops are long: the host compiler takes the widest vectors
 //   SIMD_SUM(s) / SIMD_MAX(m)      before a BLOCK_STRIDE: s or m is a reduction (a hint for the host compiler)
 //   block_sum(v), block_max(v)     reduce over the block; every thread gets the result
 //
@@ -53,6 +54,7 @@ __device__ inline void end_run(float* out, Run run, const float* local) { out[ru
 #define COLUMNS 1
 #define BLOCK_COLUMNS(run, N) BLOCK_ROWS(run##_begin, N) if (const Run run{run##_begin}; true)
 #define BLOCK_STRIDE(i, n) for (i64 i = threadIdx.x; i < (n); i += blockDim.x)
+#define WIDE
 #define SIMD_SUM(s)
 #define SIMD_MAX(m)
 

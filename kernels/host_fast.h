@@ -60,6 +60,11 @@ static inline bool stream_end() {
            row##_end = range_begin((rows), sprint_block + 1, sprint_grid);         \
        row < row##_end; ++row)
 #define BLOCK_STRIDE(i, n) for (i64 i = 0; i < (n); ++i)
+#if defined(__AVX512F__) && !defined(__clang__)
+#define WIDE __attribute__((target("prefer-vector-width=512")))
+#else
+#define WIDE
+#endif
 #define SIMD_SUM(s) SPRINT_PRAGMA(omp simd reduction(+ : s))
 #define SIMD_MAX(m) SPRINT_PRAGMA(omp simd reduction(max : m))
 

@@ -29,7 +29,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.M)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _KERNEL = re.compile(
-    r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
+    r'extern\s+"C"\s+__global__\s+(?:WIDE\s+)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
 
 
 @dataclass(frozen=True)
