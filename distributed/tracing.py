@@ -17,10 +17,11 @@ def gather(comm: Comm, arrows: np.ndarray) -> list[np.ndarray]:
     """The last gradients (dtype ARROW) of every rank, on the clock of rank 0; a collective of the main threads."""
     mine = arrows[-GRADIENTS:]
     longest = int(comm.gather_all([float(mine.size)]).max())
-    table = np.full((longest, len(ARROW.names or ())), -1.0)
-    for column, name in enumerate(ARROW.names or ()):
+    names = ARROW.names or ()
+    table = np.full((longest, len(names)), -1.0)
+    for column, name in enumerate(names):
         table[:mine.size, column] = mine[name]
-    rows = comm.gather_all(table.ravel().tolist()).reshape(comm.size, longest, -1)
+    rows = comm.gather_all(table.ravel().tolist()).reshape(comm.size, longest, len(names))
     every = [_unpacked(row[row[:, 0] >= 0]) for row in rows]
     return [_shifted(own, _offset_s(every[0], own)) for own in every]
 

@@ -17,7 +17,7 @@ from ..engine.errors import UsageError
 from ..engine.evaluate import Score
 from ..engine.observer import Observer
 from ..engine.report import Report
-from ..engine.resume import open_folder
+from ..engine.resume import nothing_left, open_folder
 from ..engine.runs import CONFIG, SUMMARY, RunFolder, environment
 from ..engine.worker import Worker
 from . import header, measures, tracing
@@ -95,6 +95,7 @@ class Training:
         self.job = together(self.comm, self._open_job)
         self.journal = Journal(self.comm, self.folder, report, setup.images, self.options.rate, self.config.log_every,
                                self.job.progress, self.config.steps)
+        self.over = self.finished  # nothing is left to do: only the score is made again
         self.measures: Measures | None = None
         self.signal = 0
 
@@ -135,10 +136,13 @@ class Training:
         return workers
 
     def run(self) -> dict[str, Any]:
-        """batches -> gradients -> allreduce -> weights, epoch by epoch; returns the summary, equal on all ranks."""
+        """batches -> gradients -> allreduce -> weights, epoch by epoch; returns the summary."""
         began = time.perf_counter()
         together(self.comm, self._write_config)
         score = None
+        if self.over:
+            at = self.job.progress
+            self.report.line(nothing_left(self.config, at.version, at.samples / self.setup.images))
         bar = self.report.progress(self.job.progress.samples, self.samples, "sample")
         with bar, signals(self._on_signal):  # Sprint takes over while its threads run
             while score is None or not self.finished:
@@ -189,7 +193,8 @@ class Training:
             self.comm.ended = True
             name = signal.Signals(number).name
             raise Interrupted(f"stopped at version {self.job.progress.version}: {name}", number)
-        self.journal.segment(self.job.progress, score, self.measures, self.title)
+        if not self.over:
+            self.journal.segment(self.job.progress, score, self.measures, self.title)
         return score
 
     def _on_signal(self, number: int) -> None:
@@ -224,22 +229,25 @@ class Training:
                                        "job": header.facts(setup)})
 
     def summary(self, score: Score, seconds: float) -> dict[str, Any]:
-        """Write and say the result, and draw the trace."""
+        """Write and say the result, and draw the trace; where nothing was left to do, the earlier one with this score."""
         every = settled(self.job, lambda: tracing.gather(self.comm, self.job.telemetry.arrows))
         session, progress = self.setup.sessions[0], self.job.progress
         assert self.measures is not None
+        scored = score.plain() | {"bad_images": len(session.dataset.bad)}
         summary = {
-            "loss": score.loss, "top1": score.top1, "top5": score.top5, "test_images": score.samples,
-            "bad_images": len(session.dataset.bad), "images_per_s": self.journal.images_per_s, "seconds": seconds,
-            "steps": progress.version, "epochs": round(progress.samples / self.setup.images, 6),
-            "samples": progress.samples, "ranks": self.comm.size, "ranks_at_start": len(self.setup.layout.ids),
+            **scored, "images_per_s": self.journal.images_per_s, "seconds": seconds, "steps": progress.version,
+            "epochs": round(progress.samples / self.setup.images, 6), "samples": progress.samples,
+            "ranks": self.comm.size, "ranks_at_start": len(self.setup.layout.ids),
             "workers": len(self.setup.layout.batches(self.comm.ids)), "algorithm": self.config.algorithm,
             "gradient_form": self.config.gradient_form, "staleness": progress.staleness,
             "staleness_largest": self.measures.staleness.largest, "minibatch": self.measures.minibatch.mean,
             "planned_peak_bytes": session.memory.total, "peak_bytes": session.peak_bytes()}
-        if self.comm.rank == 0:
+        if self.over:
+            summary |= self.folder.summary(progress.version) | scored
+        elif self.comm.rank == 0:
             self.journal.draw(self.title, self.measures)
             tracing.write(self.folder.path / TRACE, every, self.comm.ids)
+        if self.comm.rank == 0:
             self.folder.write(SUMMARY, summary)
             self.report.summary(summary, session, self.folder.path)
         return summary

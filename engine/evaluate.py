@@ -43,6 +43,10 @@ class Score:
         """Share of the samples whose label is among the five greatest logits."""
         return self.top5_count / self.samples
 
+    def plain(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return {"loss": self.loss, "top1": self.top1, "top5": self.top5, "test_images": self.samples}
+
 
 def evaluate(network: Network, split: Split, feeder: Feeder, *, at_most: int | None = None, rank: int = 0,
              size: int = 1, stop: Callable[[], bool] = lambda: False) -> Score | None:
@@ -78,6 +82,5 @@ def evaluate_checkpoint(place: str, changes: dict[str, Any]) -> dict[str, Any]:
     session = open_session(replace(saved.config, **changes, resume=None), saved)
     score = evaluate(session.network, session.dataset.test, session.feeder())
     assert score is not None
-    return {"loss": score.loss, "top1": score.top1, "top5": score.top5, "test_images": score.samples,
-            "checkpoint": str(path), "step": saved.step, "net": saved.config.net, "data": session.config.data,
-            "device": session.device.describe()}
+    return {**score.plain(), "checkpoint": str(path), "step": saved.step, "net": saved.config.net,
+            "data": session.config.data, "device": session.device.describe()}

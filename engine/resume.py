@@ -60,6 +60,20 @@ def merged(config: TrainConfig, given: set[str] | None, path: Path, saved: Check
 
 def open_folder(config: TrainConfig, resumed: tuple[Path, Checkpoint] | None) -> RunFolder:
     """The run's own folder to go on in, set back to the checkpoint's step; a new one where --out says so."""
+def _shown(value: Any) -> str:
+    """The value of an option for people."""
+    if value is None:
+        return "not set"
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+def nothing_left(config: TrainConfig, step: int, epoch: float) -> str:
+    """Say that a run is over, and which option goes on."""
+    option, done = ("--steps", f"step {step} of {config.steps}") if config.steps else \
+        ("--epochs", f"epoch {epoch:.2f} of {config.epochs}")
+    return f"resume   nothing left to do: {done}; a larger {option} goes on"
+
+
     if resumed is None:
         return RunFolder.create(config.out, config.net)
     path, saved = resumed

@@ -83,6 +83,14 @@ class RunFolder:
             finally:
                 os.close(handle)
 
+    def summary(self, step: int) -> dict[str, Any]:
+        """What summary.json says of a run that ended with `step`; nothing where there is no such."""
+        try:
+            found = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) and found.get("steps") == step else {}
+
     def metrics(self) -> list[dict[str, Any]]:
         """All records of metrics.jsonl; a last line cut short is left out.
 

@@ -19,7 +19,7 @@ from .local import Local, Updates
 from .meter import Meter
 from .observer import Observer, Unobserved
 from .report import Report
-from .resume import merged, open_folder, open_saved
+from .resume import merged, nothing_left, open_folder, open_saved
 from .runs import CONFIG, SUMMARY, RunFolder, environment
 from .session import Session, open_session
 
@@ -69,6 +69,8 @@ class Trainer:
         facts = {"config": self.effective(), "environment": environment(self.session.device)}
         self.folder.write(CONFIG, facts)
         score = None
+        if self.finished:
+            self.report.line(nothing_left(self.config, self.step, self.updates.epoch))
         with Interrupt() as interrupt, self.report.progress(self.step, self.steps):
             while not self.finished and not interrupt.asked:
                 lr = self.lr
@@ -163,13 +165,14 @@ class Trainer:
                        device=device.name, device_threads=device.threads, out=str(self.folder.path)).to_json()
 
     def summary(self, score: Score, seconds: float) -> dict[str, Any]:
-        """Write and say the result."""
+        """Write and say the result; where nothing was left to do, the earlier one with this score."""
+        scored = score.plain() | {"bad_images": len(self.session.dataset.bad)}
         summary = {
-            "loss": score.loss, "top1": score.top1, "top5": score.top5, "test_images": score.samples,
-            "bad_images": len(self.session.dataset.bad),
-            "images_per_s": self.meter.images_per_s, "seconds": seconds, "steps": self.step,
+            **scored, "images_per_s": self.meter.images_per_s, "seconds": seconds, "steps": self.step,
             "epochs": round(self.updates.epoch, 6), "ranks": self.updates.ranks,
             "planned_peak_bytes": self.session.memory.total, "peak_bytes": self.session.peak_bytes()}
+        if not self.meter.steps:
+            summary |= self.folder.summary(self.step) | scored
         self.folder.write(SUMMARY, summary)
         self.report.summary(summary, self.session, self.folder.path)
         return summary

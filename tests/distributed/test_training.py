@@ -179,6 +179,16 @@ def test_an_asynchronous_run_goes_on_with_other_workers_from_the_samples_used(ca
         before = after
 
 
+def test_a_finished_run_is_only_scored_again(capsys, tmp_path):
+    path, options = tmp_path / "r", ["--algorithm", "sprint", "--devices", 2, "--subbatch", 8]
+    assert train(capsys, path, *options, "--steps", 6)[0] == 0
+    kept = {name: (path / name).read_bytes() for name in ("metrics.jsonl", "summary.json", "trace.json")}
+    code, out, _ = train(capsys, path, "--resume", path)
+    assert code == 0 and "resume   nothing left to do: step 6 of 6; a larger --steps goes on\n" in out
+    assert {name: (path / name).read_bytes() for name in kept} == kept
+    assert "nothing left" not in train(capsys, path, "--resume", path, "--steps", 7)[1]
+
+
 def test_another_algorithm_cannot_go_on(capsys, tmp_path):
     assert train(capsys, tmp_path / "r", "--algorithm", "sync", "--steps", 1)[0] == 0
     code, _, err = train(capsys, tmp_path / "r", "--resume", tmp_path / "r", "--algorithm", "sprint")

@@ -322,9 +322,21 @@ def test_going_back_to_an_older_checkpoint_puts_the_later_ones_aside(tmp_path):
 
 def test_a_finished_run_is_only_scored_again(tmp_path):
     first, records = run(tmp_path, steps=3)
-    again, same = run(tmp_path, steps=3, resume=str(tmp_path))
-    assert (again["loss"], again["top1"], again["images_per_s"]) == (first["loss"], first["top1"], 0.0)
-    assert [r["step"] for r in same] == [r["step"] for r in records]
+    report = Lines()
+    again, same = run(tmp_path, report, steps=3, resume=str(tmp_path))
+    assert "resume   nothing left to do: step 3 of 3; a larger --steps goes on" in report.lines
+    assert again == first == json.loads((tmp_path / "summary.json").read_text())  # with its images_per_s and seconds
+    assert same == records
+
+
+def test_what_is_no_summary_of_this_step_is_not_kept(tmp_path):
+    run(tmp_path, epochs=1)
+    report = Lines()
+    for content in ("", "[]", '{"steps": 6, "images_per_s": 5.0}'):
+        (tmp_path / "summary.json").write_text(content)
+        summary, _ = run(tmp_path, report, epochs=1, resume=str(tmp_path))
+        assert (summary["steps"], summary["images_per_s"]) == (7, 0.0)
+    assert "resume   nothing left to do: epoch 1.00 of 1; a larger --epochs goes on" in report.lines
 
 
 def draw_folders(root, names):
