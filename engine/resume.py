@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from .checkpoint import Checkpoint, find, load, newest_good, put_aside
-from .config import TrainConfig
+from .config import TrainConfig, flag
 from .errors import UsageError
 from .runs import CHECKPOINTS, RunFolder
 
@@ -50,16 +51,15 @@ def merged(config: TrainConfig, given: set[str] | None, path: Path, saved: Check
         now = {name: getattr(config, name) for name in given | {"out", "resume", "inject"}}
         config = replace(saved.config, **now)
     for option, before, after in config.changes(saved.config, essential=True):
-        raise UsageError(f"resume: expected {option} {before} as in {path}, got {after}")
+        named = "NET" if option == flag("net") else option  # which has no flag
+        raise UsageError(f"resume: expected {named} {_shown(before)} as in {path}, got {_shown(after)}")
     say(f"resume   {path}: step {saved.step}, epoch {saved.epoch:.2f}")
     for option, before, after in config.changes(saved.config, essential=False):
         if option not in ("--out", "--resume"):
-            say(f"resume   {option} was {before}, is now {after}")
+            say(f"resume   {option} was {_shown(before)}, is now {_shown(after)}")
     return config
 
 
-def open_folder(config: TrainConfig, resumed: tuple[Path, Checkpoint] | None) -> RunFolder:
-    """The run's own folder to go on in, set back to the checkpoint's step; a new one where --out says so."""
 def _shown(value: Any) -> str:
     """The value of an option for people."""
     if value is None:
@@ -74,6 +74,8 @@ def nothing_left(config: TrainConfig, step: int, epoch: float) -> str:
     return f"resume   nothing left to do: {done}; a larger {option} goes on"
 
 
+def open_folder(config: TrainConfig, resumed: tuple[Path, Checkpoint] | None) -> RunFolder:
+    """The run's own folder to go on in, set back to the checkpoint's step; a new one where --out says so."""
     if resumed is None:
         return RunFolder.create(config.out, config.net)
     path, saved = resumed

@@ -225,7 +225,7 @@ def test_train_then_eval_then_resume(capsys, tmp_path):
     code, out, _ = call(capsys, "eval", "one/checkpoints/step-000000007.safetensors")
     assert code == 0 and f"loss {summary['loss']:.4f}" in out and "(40 images, host:0" in out
     code, out, _ = call(capsys, "train", "cnn-a", "--resume", "one", "--steps", "9")
-    assert code == 0 and "step 7, epoch 1.00" in out and "--steps was None, is now 9" in out
+    assert code == 0 and "step 7, epoch 1.00" in out and "--steps was not set, is now 9" in out
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["steps"] == 9
 
 

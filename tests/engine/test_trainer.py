@@ -273,7 +273,7 @@ def test_a_named_checkpoint_that_is_damaged_stops_the_run_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("change, named", [
-    ({"subbatch": 5}, "--subbatch 6"), ({"net": "lenet", "image_size": 16}, "--net cnn-a"),
+    ({"subbatch": 5}, "--subbatch 6"), ({"net": "lenet", "image_size": 16}, "NET cnn-a"),
     ({"width": 0.2}, "--width 0.1"), ({"seed": 1}, "--seed 0"), ({"optimizer": "sgd"}, "--optimizer momentum"),
     ({"classes": 8}, "--classes 7"),
     ({"image_size": 13}, "--image-size 12"), ({"limit": 41}, "--limit 40"),
@@ -290,9 +290,11 @@ def test_what_the_saved_state_cannot_follow_is_refused_by_name(tmp_path, change,
 def test_other_options_may_change_and_the_change_is_said(tmp_path):
     run(tmp_path, steps=2)
     report = Lines()
-    summary, records = run(tmp_path, report, steps=4, resume=str(tmp_path), lr=0.5, schedule="constant")
+    summary, records = run(tmp_path, report, steps=4, resume=str(tmp_path), lr=0.5, schedule="constant", augment=True,
+                           workspace=50)
     assert summary["steps"] == 4 and records[-1]["lr"] == 0.5
-    for line in ("--lr was 0.02, is now 0.5", "--schedule was cosine, is now constant", "--steps was 2, is now 4"):
+    for line in ("--lr was 0.02, is now 0.5", "--schedule was cosine, is now constant", "--steps was 2, is now 4",
+                 "--augment was off, is now on", "--workspace was not set, is now 50"):
         assert f"resume   {line}" in report.lines
 
 
