@@ -23,7 +23,7 @@ from sprint.engine.runs import RunFolder
 from sprint.engine.session import open_session
 
 SMALL = ["train", "cnn-a", "--data", "digits", "--limit", "97", "--image-size", "16", "--width", "0.25", "--device",
-         "host", "--device-threads", "1", "--conv-algo", "explicit", "--log-every", "1", "--lr", "0.02"]
+         "host", "--device-threads", "1", "--conv-algo", "explicit", "--log-every", "1", "--lr", "0.002"]
 pytestmark = pytest.mark.timeout(100)
 
 
