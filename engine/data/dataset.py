@@ -95,7 +95,8 @@ def open_dataset(
         _split(part.take(subset(len(part), limit, seed)), image_shape, on_bad_image, source.bad)
         for part in (source.train, source.test)
     )
-    return Dataset(name, source.class_names, image_shape, train, test, source.provenance, source.bad)
+    used = f"; --limit uses {len(train)} train, {len(test)} test" if limit else ""
+    return Dataset(name, source.class_names, image_shape, train, test, source.provenance + used, source.bad)
 
 
 def _check(

@@ -45,6 +45,7 @@ def test_sets_of_files_need_a_folder(name, tmp_path):
 def test_limit_bounds_both_parts_and_keeps_all_classes():
     data = open_dataset("digits", image_shape=(1, 28, 28), limit=200)
     assert (len(data.train), len(data.test)) == (200, 200)
+    assert data.provenance.endswith(": 4000 train, 1000 test; --limit uses 200 train, 200 test")
     assert set(data.train.read(np.arange(200))[1].tolist()) == set(range(10))
 
 
