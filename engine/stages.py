@@ -41,6 +41,7 @@ class ConvStage:
         self.dw, self.db = context.grads.views[f"{stage.name}.w"], context.grads.views[f"{stage.name}.b"]
         self.argument = context.device.empty(stage.out_size * context.subbatch if stage.pool > 1 else 0, np.uint8)
         self.convs: dict[int, Conv] = {}
+        self.arguments: dict[int, Array | None] = {}  # by the number of images
 
     def conv(self, n: int) -> Conv:
         """The planned convolution of n images."""
@@ -57,7 +58,10 @@ class ConvStage:
         return self.conv(n).workspace_bytes()
 
     def _argument(self, y: Array) -> Array | None:
-        return self.argument[: y.size].reshape(y.shape) if self.stage.pool > 1 else None
+        n = y.shape[1]
+        if n not in self.arguments:
+            self.arguments[n] = self.argument[: y.size].reshape(y.shape) if self.stage.pool > 1 else None
+        return self.arguments[n]
 
     def forward(self, x: Array, y: Array, workspace: Array, train: bool) -> None:
         self.conv(x.shape[1]).forward(x, self.w, self.b, y, self.stage.relu, workspace, self._argument(y))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+import operator
+from collections.abc import Callable
+from typing import Any
 
 from . import host_gemm
 from .conv_algorithm import Algorithm, Gradient
@@ -10,7 +12,7 @@ from .conv_shape import ConvShape
 from .conv_tiles import Tiles
 from .device import Array, Device
 
-PASSES: dict[str, host_gemm.Pass] = {"forward": "forward", "backward_data": "data", "backward_filter": "filter"}
+PASSES: dict[str, host_gemm.Step] = {"forward": "forward", "backward_data": "data", "backward_filter": "filter"}
 
 
 def implicit(device: Device, shape: ConvShape, limit_bytes: int | None, pool: int) -> Algorithm:
@@ -32,8 +34,10 @@ class HostTiles:
 
     def __init__(self, device: Device, shape: ConvShape, limit_bytes: int | None, pool: int) -> None:
         self.device, self.shape, self.pool = device, shape, pool
-        self.bytes = {direction: host_gemm.conv_workspace(name, shape, device.threads, pool, self.algorithm)
-                      for direction, name in PASSES.items()}
+        self._forward, self._data, self._filter = passes = [
+            host_gemm.conv_pass(step, shape, device.threads, pool, self.algorithm) for step in PASSES.values()]
+        self.bytes = {direction: made.workspace_bytes for direction, made in zip(PASSES, passes, strict=True)}
+        self._bound: dict[str, tuple[tuple[Array | int | None, ...], Callable[[], None]]] = {}
         needed = max(self.bytes.values())
         if limit_bytes is not None and limit_bytes < needed:
             raise ValueError(f"conv: expected a workspace of at least {needed} bytes, got {limit_bytes}")
@@ -48,20 +52,23 @@ class HostTiles:
 
     def forward(self, x: Array, w: Array, b: Array, y: Array, relu: bool, workspace: Array, arg: Array | None) -> None:
         """y, arg = pool(ReLU(w * x + b))."""
-        host_gemm.conv_forward(self.device, x, w, y, self.shape, workspace.view(np.uint8), bias=b, relu=relu,
-                               pool=self.pool, arg=arg, algorithm=self.algorithm)
+        self._run(self._forward, workspace, x, w, b, int(relu), y, arg)
 
     def backward_data(self, gradient: Gradient, w: Array, dx: Array, workspace: Array) -> None:
         """dx = gradient to x."""
-        dy, y, arg = gradient
-        host_gemm.conv_backward_data(self.device, dy, w, dx, self.shape, workspace.view(np.uint8), y=y, pool=self.pool,
-                                     arg=arg, algorithm=self.algorithm)
+        self._run(self._data, workspace, *gradient, w, dx)
 
     def backward_filter(self, x: Array, gradient: Gradient, dw: Array, db: Array, workspace: Array) -> None:
         """dw, db = gradients to w and b."""
-        dy, y, arg = gradient
-        host_gemm.conv_backward_filter(self.device, x, dy, dw, self.shape, workspace.view(np.uint8), db=db, y=y,
-                                       pool=self.pool, arg=arg, algorithm=self.algorithm)
+        self._run(self._filter, workspace, x, *gradient, dw, db)
+
+    def _run(self, made: host_gemm.ConvPass, *arguments: Any) -> None:
+        """Run a pass; a steady step, on the arrays of the last one, finds its call bound to them."""
+        last, call = self._bound.get(made.name, ((), None))
+        if call is None or not all(map(operator.is_, last, arguments)):
+            call = made.bind(self.device, *arguments)
+            self._bound[made.name] = arguments, call
+        call()
 
 
 class Winograd(HostTiles):

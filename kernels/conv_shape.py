@@ -75,27 +75,27 @@ class ConvShape:
         """Width of the output."""
         return output_extent("conv", "width", self.W, self.S, self.stride[1], self.pad[1])
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of the column matrix: C*R*S."""
         return self.C * self.R * self.S
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Columns of the column matrix: N*P*Q."""
         return self.N * self.P * self.Q
 
-    @property
+    @cached_property
     def x(self) -> tuple[int, int, int, int]:
         """Shape of the input."""
         return self.C, self.N, self.H, self.W
 
-    @property
+    @cached_property
     def w(self) -> tuple[int, int, int, int]:
         """Shape of the filters."""
         return self.K, self.C, self.R, self.S
 
-    @property
+    @cached_property
     def y(self) -> tuple[int, int, int, int]:
         """Shape of the output."""
         return self.K, self.N, self.P, self.Q

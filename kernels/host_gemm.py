@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ FILES = ("host_tile.h", "host_gemm_narrow.cpp", "host_gemm.cpp", "host_conv.h", 
          "host_conv_data.cpp", "host_conv_filter.cpp", "host_winograd.h", "host_winograd_forward.cpp",
          "host_winograd_data.cpp", "host_winograd_filter.cpp")
 POOL_LIMIT = 15  # a window's elements are numbered in one byte
-Pass = Literal["forward", "data", "filter"]
+Step = Literal["forward", "data", "filter"]
 Algorithm = Literal["direct", "winograd"]
 
 
@@ -58,9 +59,41 @@ def winograd_fits(shape: ConvShape, pool: int = 1) -> bool:
 
 
 @functools.cache
-def conv_workspace(step: Pass, shape: ConvShape, threads: int, pool: int = 1, algorithm: Algorithm = "direct") -> int:
+def conv_workspace(step: Step, shape: ConvShape, threads: int, pool: int = 1, algorithm: Algorithm = "direct") -> int:
     """Bytes of workspace that one pass of `shape` needs on `threads` threads."""
     return getattr(_library(), f"{algorithm}_{step}_workspace")(_shape(shape, pool), threads)
+
+
+class ConvPass:
+    """One pass of one layer on so many threads, all but the arrays known.
+
+    Raises ValueError where the algorithm does not fit the layer.
+    """
+
+    def __init__(self, step: Step, shape: ConvShape, threads: int, pool: int, algorithm: Algorithm) -> None:
+        if algorithm == "winograd" and not winograd_fits(shape, pool):
+            raise ValueError(f"winograd: expected 3x3 filters at stride 1 and pool at most 2, got {shape} "
+                             f"with pool {pool}")
+        self.name, self.threads = f"{algorithm}_{step}", threads
+        self.workspace_bytes = conv_workspace(step, shape, threads, pool, algorithm)
+        self._subject, self._shape = (shape, pool), _shape(shape, pool)
+        self._function = getattr(_library(), self.name)
+
+    def bind(self, device: Device, workspace: Array, *arguments: Array | int | None) -> Callable[[], None]:
+        """A call that runs it on these arrays, which it does not keep alive, and of which nothing is checked here."""
+        values = [_address(value) if isinstance(value, np.ndarray) else value for value in arguments]
+        native = functools.partial(device.native, self.name, self._subject, self._function, self._shape, *values,
+                                   self.threads, _address(workspace))
+
+        def call() -> None:
+            if native():
+                shape, pool = self._subject
+                raise ValueError(f"{self.name}: expected a valid shape, got {shape} with pool {pool}")
+
+        return call
+
+
+conv_pass = functools.cache(ConvPass)
 
 
 @functools.cache
@@ -87,8 +120,9 @@ def conv_forward(device: Device, x: Array, w: Array, y: Array, shape: ConvShape,
     op = "conv_forward"
     expect_shape(op, x=(x.shape, shape.x), w=(w.shape, shape.w), y=(y.shape, pooled(shape, pool)))
     _expect_like(op, bias=(bias, (shape.K,)), arg=(arg, y.shape))
-    arrays = (_floats(op, x=x), _floats(op, w=w), _floats(op, bias=bias), int(relu), _floats(op, y=y), _bytes(op, arg))
-    _run("forward", algorithm, device, shape, pool, workspace, *arrays)
+    _expect_floats(op, x=x, w=w, bias=bias, y=y)
+    _expect_bytes(op, arg)
+    _run("forward", algorithm, device, shape, pool, workspace, x, w, bias, int(relu), y, arg)
 
 
 def conv_backward_data(device: Device, dy: Array, w: Array, dx: Array, shape: ConvShape, workspace: Array, *,
@@ -102,8 +136,8 @@ def conv_backward_data(device: Device, dy: Array, w: Array, dx: Array, shape: Co
     op = "conv_backward_data"
     expect_shape(op, dy=(dy.shape, pooled(shape, pool)), w=(w.shape, shape.w), dx=(dx.shape, shape.x))
     _expect_source(op, dy, y, pool, arg)
-    arrays = (_floats(op, dy=dy), _floats(op, y=y), _bytes(op, arg), _floats(op, w=w), _floats(op, dx=dx))
-    _run("data", algorithm, device, shape, pool, workspace, *arrays)
+    _expect_floats(op, dy=dy, y=y, w=w, dx=dx)
+    _run("data", algorithm, device, shape, pool, workspace, dy, y, arg, w, dx)
 
 
 def conv_backward_filter(device: Device, x: Array, dy: Array, dw: Array, shape: ConvShape, workspace: Array, *,
@@ -118,8 +152,8 @@ def conv_backward_filter(device: Device, x: Array, dy: Array, dw: Array, shape: 
     expect_shape(op, x=(x.shape, shape.x), dy=(dy.shape, pooled(shape, pool)), dw=(dw.shape, shape.w))
     _expect_like(op, db=(db, (shape.K,)))
     _expect_source(op, dy, y, pool, arg)
-    arrays = (_floats(op, x=x), _floats(op, dy=dy), _floats(op, y=y), _bytes(op, arg), _floats(op, dw=dw))
-    _run("filter", algorithm, device, shape, pool, workspace, *arrays, _floats(op, db=db))
+    _expect_floats(op, x=x, dy=dy, y=y, dw=dw, db=db)
+    _run("filter", algorithm, device, shape, pool, workspace, x, dy, y, arg, dw, db)
 
 
 def sgemm(device: Device, a: Array, b: Array, c: Array, workspace: Array, *, trans_a: bool = False,
@@ -143,15 +177,11 @@ def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _run(step: Pass, algorithm: Algorithm, device: Device, shape: ConvShape, pool: int, workspace: Array,
-         *arguments: int | None) -> None:
-    if algorithm == "winograd" and not winograd_fits(shape, pool):
-        raise ValueError(f"winograd: expected 3x3 filters at stride 1 and pool at most 2, got {shape} with pool {pool}")
-    _expect_workspace(step, workspace, conv_workspace(step, shape, device.threads, pool, algorithm))
-    function = getattr(_library(), f"{algorithm}_{step}")
-    where = (device.threads, _address(workspace))
-    if device.native(f"{algorithm}_{step}", (shape, pool), function, _shape(shape, pool), *arguments, *where):
-        raise ValueError(f"{algorithm}_{step}: expected a valid shape, got {shape} with pool {pool}")
+def _run(step: Step, algorithm: Algorithm, device: Device, shape: ConvShape, pool: int, workspace: Array,
+         *arguments: Array | int | None) -> None:
+    made = conv_pass(step, shape, device.threads, pool, algorithm)
+    _expect_workspace(step, workspace, made.workspace_bytes)
+    made.bind(device, workspace, *arguments)()
 
 
 def _expect_workspace(op: str, workspace: np.ndarray, needed: int) -> None:
@@ -164,24 +194,26 @@ def _expect_source(op: str, dy: Array, y: Array | None, pool: int, arg: Array | 
     if (pool > 1) != (arg is not None):
         raise ValueError(f"{op}: expected arg exactly when pool > 1, got pool {pool} and arg {arg is not None}")
     _expect_like(op, y=(y, dy.shape), arg=(arg, dy.shape))
+    _expect_bytes(op, arg)
 
 
 def _expect_like(op: str, **pairs: tuple[Array | None, tuple[int, ...]]) -> None:
     expect_shape(op, **{name: (array.shape, shape) for name, (array, shape) in pairs.items() if array is not None})
 
 
-def _floats(op: str, **named: np.ndarray | None) -> int | None:
-    ((name, array),) = named.items()
-    return None if array is None else _checked(op, name, array, np.dtype(np.float32))
+def _expect_floats(op: str, **named: np.ndarray | None) -> None:
+    for name, array in named.items():
+        if array is not None:
+            _expect(op, name, array, np.dtype(np.float32))
 
 
-def _bytes(op: str, arg: np.ndarray | None) -> int | None:
-    return None if arg is None else _checked(op, "arg", arg, np.dtype(np.uint8))
+def _expect_bytes(op: str, arg: np.ndarray | None) -> None:
+    if arg is not None:
+        _expect(op, "arg", arg, np.dtype(np.uint8))
 
 
-def _checked(op: str, name: str, array: np.ndarray, dtype: np.dtype) -> int:
+def _expect(op: str, name: str, array: np.ndarray, dtype: np.dtype) -> None:
     if array.dtype != dtype:
         raise TypeError(f"{op}: expected {name} as {dtype}, got {array.dtype}")
     if not array.flags.c_contiguous:
         raise ValueError(f"{op}: expected {name} C-contiguous, got shape {array.shape} with strides {array.strides}")
-    return _address(array)
