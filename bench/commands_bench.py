@@ -94,12 +94,12 @@ def compare(
     force: Annotated[bool, typer.Option("--force", help="Compare other machines and thread counts too")] = False,
 ) -> None:
     """Compare two results case by case; exit code 1 when a case has become slower, beyond the threshold and chance."""
+    from ..engine.screen import screen
     from .compare import compare_files
     from .compare_tables import print_compared
-    from .kernel_tables import console
 
     compared, unpaired = compare_files(a, b, threshold=threshold / 100, force=force)
-    print_compared(console(), compared, unpaired)
+    print_compared(screen(), compared, unpaired)
     if any(each.verdict == "slower" for each in compared):
         raise typer.Exit(1)
 
@@ -166,12 +166,13 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
     from rich.console import Console
     from rich.progress import Progress
 
+    from ..engine.screen import screen
     from .environment import busy, machine
     from .files import write_text
-    from .kernel_tables import ceilings_line, console, markdown, print_results
+    from .kernel_tables import ceilings_line, markdown, print_results
     from .marks import write_between
 
-    out, first_ceilings, facts = console(), bench.ceilings, machine(bench.device)
+    out, first_ceilings, facts = screen(), bench.ceilings, machine(bench.device)
     if reason := busy(facts):
         print(f"warning: times are upper bounds: {reason}", file=sys.stderr)
     if not quiet:

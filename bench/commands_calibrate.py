@@ -154,8 +154,8 @@ def print_score(run: Path, machine: Any, json_file: Path | None = None, plot: Pa
         from .model_plots import plot_outcomes
         plot_outcomes([predicted, seen], plot)
     if deliver_json(lambda: scoring.plain(predicted, seen), json_file):
-        from .model_tables import print_outcomes, screen
-        print_outcomes(screen(), [predicted, seen], machine)
+        from .model_tables import open_screen, print_outcomes
+        print_outcomes(open_screen(), [predicted, seen], machine)
 
 
 @contextmanager
@@ -187,18 +187,18 @@ def _progress(comm: Comm) -> Iterator[Callable[[str, float], None]]:
 def _print_checks(made: Calibration, output: Path) -> None:
     import numpy as np
 
-    from .model_tables import screen
+    from .model_tables import open_screen
 
-    console, machine = screen(), made.machine
-    console.print(f"[bold]{machine.name}[/]: {machine.description}", highlight=False, soft_wrap=True)
+    console, machine = open_screen(), made.machine
+    console.print(f"[bold]{machine.name}[/]: {machine.description}", soft_wrap=True)
     what = {"kernels": "kernels between the sizes fitted to", "gemm": "products and convolutions off the grid",
             "gradient": "whole gradients"}
     for group, off in made.checks.items():
         if off:
             sizes = np.abs(off)
             console.print(f"{what[group]}: error {np.median(sizes):.1%} in the median, {np.mean(sizes):.1%} on average "
-                          f"({len(off)} checks)", highlight=False, soft_wrap=True)
+                          f"({len(off)} checks)", soft_wrap=True)
     crowding = ", ".join(f"{count:g}: {factor:.2f}" for count, factor in sorted(machine.contention.items()))
     console.print(f"crowding by busy devices {crowding}; a gradient's time varies by {machine.jitter:.1%}",
-                  highlight=False, soft_wrap=True)
-    console.print(f"wrote {output}", highlight=False, soft_wrap=True)
+                  soft_wrap=True)
+    console.print(f"wrote {output}", soft_wrap=True)

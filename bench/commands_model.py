@@ -100,8 +100,8 @@ def plan(net: Net, machine: MachineOption,
         from .model_plots import plot_plan
         plot_plan(made, plot)
     if deliver_json(made.plain, json_file):
-        from .model_tables import print_plan, screen
-        print_plan(screen(), made, show, every)
+        from .model_tables import open_screen, print_plan
+        print_plan(open_screen(), made, show, every)
 
 
 def check_outputs(json_file: Path | None, plot: Path | None) -> None:
@@ -172,8 +172,8 @@ def deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, 
         from .model_plots import plot_outcomes
         plot_outcomes(outcomes, plot)
     if deliver_json(lambda: {outcome.method: outcome.plain() for outcome in outcomes}, json_file):
-        from .model_tables import print_outcomes, screen
-        print_outcomes(screen(), outcomes, machine)
+        from .model_tables import open_screen, print_outcomes
+        print_outcomes(open_screen(), outcomes, machine)
 
 
 def deliver_json(plain: Callable[[], dict[str, Any]], path: Path | None) -> bool:

@@ -29,13 +29,14 @@ def profile(
     """Show the time of each layer, pass and kernel of a training step, against this machine's ceilings."""
     from ..engine.config import TrainConfig
     from ..engine.nets import build
+    from ..engine.screen import print_table, screen
     from ..engine.session import plan_memory
     from . import profile_plots, profile_tables
     from .ceilings import measure_ceilings
     from .commands_bench import open_named
     from .environment import machine
     from .files import check_picture, check_writable, naming, write_text
-    from .kernel_tables import ceilings_line, console
+    from .kernel_tables import ceilings_line
     from .profile import observe
     from .profile import profile as evaluate
     from .profiler import open_step
@@ -51,7 +52,7 @@ def profile(
     spec = build(net, image_size, width, classes)
     opened = open_named(device, device_threads)
     plan_memory(config, spec, opened, opened.memory().available)
-    out = console()
+    out = screen()
     out.print(f"device  {opened.describe()}", soft_wrap=True)
     ceilings = measure_ceilings(opened)
     out.print(ceilings_line(ceilings), soft_wrap=True)
@@ -60,7 +61,7 @@ def profile(
     with step.loader:
         observed, untimed = observe(traced, step, steps)
     result = evaluate(observed, untimed, ceilings)
-    out.print(profile_tables.table(result))
+    print_table(out, profile_tables.table(result))
     out.print(profile_tables.totals(result), soft_wrap=True)
     facts = {"machine": machine(opened), "net": net, "image_size": spec.in_shape[1], "width": width,
              "subbatch": subbatch, "conv_algo": conv_algo}

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..engine.screen import print_table
 from .compare import ALPHA, Compared
 
 STYLE = {"slower": "red", "faster": "green", "same": ""}
@@ -17,13 +18,13 @@ STYLE = {"slower": "red", "faster": "green", "same": ""}
 def print_compared(out: Console, compared: Sequence[Compared], unpaired: Sequence[str]) -> None:
     """One row a case, then how many are slower, faster and the same."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("case", no_wrap=True)
+    table.add_column("case")
     for name in ("A ms", "B ms", "B / A", "p", ""):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for each in compared:
         cells = f"{each.a_ms:.4g}", f"{each.b_ms:.4g}", f"{each.ratio:.3f}", f"{each.p:.2g}", each.verdict
         table.add_row(each.name, *cells, style=STYLE[each.verdict])
-    out.print(table)
+    print_table(out, table)
     for name in unpaired:
         out.print(f"only in one file: {name}", soft_wrap=True, markup=False)
     count = Counter(each.verdict for each in compared)

@@ -203,16 +203,17 @@ def _memory() -> str:
 
 
 def _print_table(findings: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from ..engine.screen import print_table, screen
 
     table = Table("part", "state", "found", box=None, pad_edge=False)
     for finding in findings:
         state = Text("ok", "green") if finding.ok else Text("missing", "red" if finding.needed else "yellow")
         cure = f"\n→ {finding.cure}" if finding.cure else ""
         table.add_row(finding.part, state, Text(f"{finding.found}{cure}", overflow="fold"))
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
+    out = screen()
+    print_table(out, table)
     good = all(finding.ok for finding in findings if finding.needed)
-    console.print("This machine can train." if good else "This machine cannot train yet.", highlight=False)
+    out.print("This machine can train." if good else "This machine cannot train yet.")

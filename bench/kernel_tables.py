@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..engine.screen import print_table
 from .ceilings import Ceilings
 from .environment import busy
 from .kernels import Result
 
-WIDTH = 190
 HIDDEN_FIRST = ("MB", "first", "launch", "calls", "min", "n")
 NOTES = ("ms: median, minimum and median absolute deviation (MAD) of n calls on the device, each on cold caches "
          "(flushed by reading twice their size) and on other arrays than the call before. GB/s: bytes that must move. "
@@ -26,11 +25,6 @@ NOTES = ("ms: median, minimum and median absolute deviation (MAD) of n calls on 
          "with the same threads.")
 MORE_NOTES = ("launch: ms of the calling thread before the kernel runs. first: ms of the first call, which compiles or "
               "loads. MB: 10^6 bytes that must move. calls: in one training step.")
-
-
-def console() -> Console:
-    """A console as wide as the terminal, or wide enough for every column."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
 def ceilings_line(ceilings: Ceilings) -> str:
@@ -45,7 +39,7 @@ def print_results(out: Console, results: Sequence[Result]) -> None:
     """The table of what was timed, then one line for everything that was not."""
     timed = [result for result in results if result.times]
     if timed:
-        out.print(_table(timed, out.width))
+        print_table(out, _table(timed, out.width if out.is_terminal else None))
         out.print(f"{NOTES} {MORE_NOTES}", style="dim")
     print_checked(out, [result for result in results if result.status == "checked"])
     for result in results:
@@ -63,18 +57,18 @@ def print_checked(out: Console, results: Sequence[Result]) -> None:
         out.print(f"right: {result.case.problem}{block}: {error}", soft_wrap=True)
 
 
-def _table(results: Sequence[Result], width: int) -> Table:
-    """As many columns as fit into `width` characters; the least important ones go first."""
+def _table(results: Sequence[Result], width: int | None) -> Table:
+    """All columns, or as many as fit into `width` characters; the least important ones go first."""
     rows = [_cells(result) for result in results]
     shown = [key for key in rows[0] if any(row[key] for row in rows)]
     widths = {key: 3 + max(len(key), *(len(row[key]) for row in rows)) for key in shown}
     for key in HIDDEN_FIRST:
-        if sum(widths.values()) > width - 2 and key in shown:
+        if width and sum(widths.values()) > width - 2 and key in shown:
             shown.remove(key)
             del widths[key]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for key in shown:
-        table.add_column(key, justify="left" if key == "problem" else "right", no_wrap=True)
+        table.add_column(key, justify="left" if key == "problem" else "right")
     for row in rows:
         table.add_row(*(row[key] for key in shown))
     return table

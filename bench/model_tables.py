@@ -6,23 +6,23 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 
 from ..distributed.launch import launched
+from ..engine.screen import print_table, screen
 from .machine import Machine
 from .outcome import GPU_TERMS, UPDATE_TERMS, Outcome
 from .plan import ADMISSIBLE, GIB, REASONS, Plan
 
 PAST = {"predict": "predicted", "simulate": "simulated", "emulate": "emulated", "measure": "measured"}
-WIDTH = 100  # enough for three outcomes side by side
 MOST_ERROR = 10.0  # of a term so small that its error says nothing
 UNITS_OF_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
-def screen() -> Console:
+def open_screen() -> Console:
     """Where tables go: under a launcher, which gives its ranks a terminal of its own, without colours."""
-    return Console(force_terminal=False, width=WIDTH) if launched() else Console()
+    return screen(plain=launched() is not None)
 
 
 def duration(seconds: float) -> str:
@@ -46,13 +46,13 @@ def print_outcomes(console: Console, outcomes: list[Outcome], machine: Machine) 
     ways = " and ".join(", ".join(PAST[outcome.method] for outcome in outcomes).rsplit(", ", 1))
     console.print(f"[bold]{first.network}[/] on [bold]{first.machine}[/], {ways}: {config.nodes} nodes x "
                   f"{config.devices} devices, sub-batch {config.subbatch}, {machine.conv} convolution",
-                  highlight=False, soft_wrap=True)
-    console.print(_terms(outcomes, "gpu", GPU_TERMS))
-    console.print(_terms(outcomes, "update", UPDATE_TERMS))
-    console.print(_results(outcomes))
+                  soft_wrap=True)
+    print_table(console, _terms(outcomes, "gpu", GPU_TERMS))
+    print_table(console, _terms(outcomes, "update", UPDATE_TERMS))
+    print_table(console, _results(outcomes))
     for outcome in outcomes:
         for warning in outcome.warnings:
-            console.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
+            console.print(f"[yellow]warning:[/] {warning}", soft_wrap=True)
 
 
 def _columns(title: str, outcomes: list[Outcome], unit: str = "") -> Table:
@@ -63,7 +63,7 @@ def _columns(title: str, outcomes: list[Outcome], unit: str = "") -> Table:
     return table
 
 
-def _terms(outcomes: list[Outcome], loop: str, names: tuple[str, ...]) -> RenderableType:
+def _terms(outcomes: list[Outcome], loop: str, names: tuple[str, ...]) -> Table:
     table = _columns(f"[bold]{'GPU' if loop == 'gpu' else 'update'} thread[/]", outcomes, " (ms)")
     for name in names:
         values = [getattr(outcome, f"{loop}_terms")[name] for outcome in outcomes]
@@ -95,7 +95,7 @@ def _error(values: list[float]) -> str:
     return f"{error:+.1%}" if error < MOST_ERROR else f"> +{MOST_ERROR:.0%}"
 
 
-def _results(outcomes: list[Outcome]) -> RenderableType:
+def _results(outcomes: list[Outcome]) -> Table:
     table = _columns("[bold]result[/]", outcomes)
 
     def row(name: str, key: str, text: Callable[[float], str], value: Callable[[Outcome], float]) -> None:
@@ -126,15 +126,15 @@ def print_plan(console: Console, plan: Plan, show: int, every: bool) -> None:
     ranked = plan.ranked()
     count = len(plan.nodes) * len(plan.subbatches)
     console.print(f"[bold]{plan.network}[/] on [bold]{plan.machine}[/], {plan.devices} devices a node: "
-                  f"{len(ranked)} of {count} configurations are admissible", highlight=False, soft_wrap=True)
+                  f"{len(ranked)} of {count} configurations are admissible", soft_wrap=True)
     if ranked:
-        console.print(_ranking(plan, ranked if every else ranked[:show]))
-        console.print("* = shortest epoch with so few nodes (Pareto front)", highlight=False)
+        print_table(console, _ranking(plan, ranked if every else ranked[:show]))
+        console.print("* = shortest epoch with so few nodes (Pareto front)")
     if len(ranked) < count:
-        console.print(_losers(plan, every))
+        print_table(console, _losers(plan, every))
 
 
-def _ranking(plan: Plan, cells: list[tuple[int, int]]) -> RenderableType:
+def _ranking(plan: Plan, cells: list[tuple[int, int]]) -> Table:
     table = Table("", box=None, padding=(0, 1))
     for name in ("nodes", "sub-batch", "T_Epoch", "mini-batch", "staleness", "GiB"):
         table.add_column(name, justify="right")
@@ -147,7 +147,7 @@ def _ranking(plan: Plan, cells: list[tuple[int, int]]) -> RenderableType:
     return table
 
 
-def _losers(plan: Plan, every: bool) -> RenderableType:
+def _losers(plan: Plan, every: bool) -> Table:
     """Counts by reason with an example, or every configuration that is not admissible."""
     cells = [(row, column) for row in range(len(plan.nodes)) for column in range(len(plan.subbatches))
              if plan.verdict[row, column] != ADMISSIBLE]

@@ -229,7 +229,7 @@ class Training:
                                        "job": header.facts(setup)})
 
     def summary(self, score: Score, seconds: float) -> dict[str, Any]:
-        """Write and say the result, and draw the trace; where nothing was left to do, the earlier one with this score."""
+        """Write, draw and say the result; where nothing was left to do, the earlier one with this score."""
         every = settled(self.job, lambda: tracing.gather(self.comm, self.job.telemetry.arrows))
         session, progress = self.setup.sessions[0], self.job.progress
         assert self.measures is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from .layers import NetSpec
@@ -66,17 +65,18 @@ def show(name: str | None, image_size: int | None, width: float, classes: int | 
 
 def _print_table(rows: list[Row], foot: Row | None) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from .screen import print_table, screen
 
     keys = [key for key in rows[0] if key != "note"]
     table = Table(box=box.SIMPLE_HEAD, show_footer=foot is not None)
     for key in keys:
         last = _cell(key, foot[key]) if foot and key in foot else ""
-        table.add_column(key.replace("bytes", "MiB"), last, no_wrap=True, justify="left" if key in WORDS else "right")
+        table.add_column(key.replace("bytes", "MiB"), last, justify="left" if key in WORDS else "right")
     for row in rows:
         table.add_row(*(_cell(key, row[key]) for key in keys))
-    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+    print_table(screen(), table)
 
 
 def _cell(key: str, value: Any) -> str:

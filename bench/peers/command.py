@@ -80,12 +80,12 @@ def _facts(device: Device) -> dict[str, Any]:
 
 
 def _show(results: Sequence[CaseResult]) -> None:
-    from ..kernel_tables import console
+    from ...engine.screen import print_table, screen
     from . import tables
 
-    out = console()
-    out.print(tables.table(results))
-    out.print(tables.layer_table(results))
+    out = screen()
+    print_table(out, tables.table(results))
+    print_table(out, tables.layer_table(results))
     out.print(tables.NOTE, style="dim")
     for result in results:
         for text in result.missed():

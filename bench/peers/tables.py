@@ -21,16 +21,19 @@ NOTE = ("Steps: forward, backward, momentum update. PyTorch: the better of its l
 
 def table(results: Sequence[CaseResult]) -> Table:
     """Cases, one a row."""
-    result = Table(*HEAD, box=box.SIMPLE_HEAD, pad_edge=False)
-    for each in results:
-        result.add_row(*_cells(each))
-    return result
+    return _table(HEAD, [_cells(each) for each in results])
 
 
 def layer_table(results: Sequence[CaseResult]) -> Table:
     """Layers, one a row, and cases."""
-    head, rows = _layers(results)
-    result = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
+    return _table(*_layers(results))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The first column is text, the others are numbers."""
+    result = Table(head[0], box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in head[1:]:
+        result.add_column(name, justify="right")
     for row in rows:
         result.add_row(*row)
     return result
