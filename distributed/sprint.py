@@ -202,7 +202,7 @@ class Sprint:
     # the main thread
 
     def join(self, tick: Callable[[Progress], None] | None = None) -> Progress:
-        """Wait for the end of the segment and return the progress of the job; `tick` is called meanwhile.
+        """Wait for the end of the segment and return the progress of the job; `tick` is called meanwhile, and at the end.
 
         Raises what a thread raised; AgreedError when another rank failed or the run diverged; Interrupted
         after SIGINT or SIGTERM; RuntimeError naming what is stalled. A checkpoint is saved before.
@@ -214,6 +214,8 @@ class Sprint:
                     if tick:
                         tick(self.progress)
                     next(t for t in self._threads if t.is_alive() or t is self._threads[-1]).join(TICK_S)
+                if tick:
+                    tick(self.progress)
                 self._saver.save_kept()
             self._raise_outcome()
         except BaseException:

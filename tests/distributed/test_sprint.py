@@ -266,3 +266,12 @@ def test_shares():
 def test_guard_lets_one_process_raise_as_usual():
     with pytest.raises(KeyError), guard(Single()):
         raise KeyError("x")
+
+
+def test_the_last_update_is_told_at_the_end_of_a_segment_and_not_after_what_follows():
+    job = Sprint(Single(), [Counting(5, 0)], np.zeros(5, np.float32), options(), config_hash=HASH)
+    seen = []
+    job.start(30)
+    job.join(seen.append)
+    job.close()
+    assert seen[-1] == job.progress
