@@ -8,7 +8,7 @@ import numpy as np
 
 from .telemetry import Histogram
 
-BARS = 40  # at most; wider bins where there are more values
+BARS = 40  # at most; bins where there are more values
 
 
 def staleness(histogram: Histogram, title: str) -> bytes:
@@ -25,16 +25,17 @@ def _bars(histogram: Histogram, title: str, x_label: str, y_label: str, colour: 
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    starts, width, counts = binned(histogram)
+    places, width, counts = bars(histogram)
+    percents = 100 * counts / max(1, histogram.total)
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
-    centre = (width - 1) / 2  # of the whole numbers in a bin
-    axes.bar(starts + centre, 100 * counts / max(1, histogram.total), 0.9 * width, color=colour)
+    axes.bar(places, percents, width, color=colour)
     axes.axvline(histogram.mean, color="black", linewidth=1, linestyle="--",
                  label=f"mean {histogram.mean:.2f}, largest {histogram.largest}, {histogram.total} counted")
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    margin = max(1.0, 0.05 * (places[-1] - places[0]))
+    axes.set(title=title, xlabel=x_label, ylabel=y_label, xlim=(places[0] - margin, places[-1] + margin),
+             ylim=(0, 1.15 * (percents.max() or 100)))  # with room for the legend
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(top=1.15 * axes.get_ylim()[1])  # room for the legend
     axes.grid(axis="y", alpha=0.3)
     axes.legend(loc="upper right")
     image = io.BytesIO()
@@ -42,13 +43,22 @@ def _bars(histogram: Histogram, title: str, x_label: str, y_label: str, colour: 
     return image.getvalue()
 
 
-def binned(histogram: Histogram) -> tuple[np.ndarray, int, np.ndarray]:
-    """First value of each bin, values in a bin, and counts, from the first to the last bin that is not empty."""
+def bars(histogram: Histogram) -> tuple[np.ndarray, float, np.ndarray]:
+    """Middles of the bars, their width, and their counts: one for each value, or for each bin where they are many."""
     used = np.flatnonzero(histogram.counts)
     if not used.size:
-        return np.zeros(1), 1, np.zeros(1)
+        return np.zeros(1), 1.0, np.zeros(1)
+    if used.size <= BARS:
+        places = _middles(used, histogram.width)
+        room = max(histogram.width, (places[-1] - places[0]) / BARS)
+        return places, 0.9 * min([room, *np.diff(places)]), histogram.counts[used]
     counts = histogram.counts[used[0]:used[-1] + 1]
     merge = -(-counts.size // BARS)
     counts = np.pad(counts, (0, -counts.size % merge)).reshape(-1, merge).sum(axis=1)
     width = merge * histogram.width
-    return used[0] * histogram.width + width * np.arange(counts.size), width, counts
+    return used[0] * histogram.width + _middles(np.arange(counts.size), width), 0.9 * width, counts
+
+
+def _middles(bins: np.ndarray, width: int) -> np.ndarray:
+    """Of the whole numbers in each bin."""
+    return bins * width + (width - 1) / 2

@@ -19,6 +19,7 @@ from .. import __version__
 from ..kernels import blas, source
 from ..kernels.device import Device
 from ..kernels.host import processor_name
+from . import curves
 from .errors import UsageError
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
@@ -109,10 +110,10 @@ class RunFolder:
             source.replace_file(self.path / METRICS, kept.encode())
 
     def draw_curves(self, title: str) -> None:
-        """Draw loss and accuracy over the epochs into curves.png; nothing when there is no record yet."""
+        """Draw losses and accuracies into curves.png; nothing when there is no record yet."""
         records = [record for record in self.metrics() if "epoch" in record and "loss" in record]
         if records:
-            self.draw(CURVES, _curves(records, title))
+            self.draw(CURVES, curves.curves(records, title))
 
     def draw(self, name: str, image: bytes) -> None:
         """Replace the picture `name`."""
@@ -171,35 +172,3 @@ def _free(path: Path, sign: str) -> Path:
         number += 1
         path = path.with_name(f"{stem}{sign}{number}")
     return path
-
-
-def _curves(records: list[dict[str, Any]], title: str) -> bytes:
-    """A PNG of 1200 x 480 pixels: the losses, and the accuracies in percent, over the epochs."""
-    import io
-
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-
-    tested = [r for r in records if {"test_loss", "top1", "top5"} <= r.keys()]
-    epochs, last = [r["epoch"] for r in tested], records[-1]["epoch"]
-    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
-    figure.suptitle(title)
-    loss, accuracy = figure.subplots(1, 2)
-    loss.plot([r["epoch"] for r in records], [r["loss"] for r in records], color="tab:blue", label="training")
-    loss.plot(epochs, [r["test_loss"] for r in tested], "o-", color="tab:orange", label="test")
-    if all(r["loss"] > 0 for r in records):
-        loss.set_yscale("log")
-        loss.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        loss.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        loss.yaxis.set_minor_formatter(NullFormatter())
-    for key, label, colour in (("top5", "top-5", "tab:gray"), ("top1", "top-1", "tab:green")):
-        percents = [100 * r[key] for r in tested]
-        label += f": {percents[-1]:.2f}%" if percents else ": not tested yet"
-        accuracy.plot(epochs, percents, "o-", color=colour, label=label)
-    for axes, label in ((loss, "loss"), (accuracy, "test accuracy [%]")):
-        axes.set(xlabel="epoch", ylabel=label, xlim=(0, last * 1.02))
-        axes.grid(alpha=0.3)
-        axes.legend()
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()

@@ -28,7 +28,7 @@ SMALL = ["train", "cnn-a", "--data", "synthetic", "--classes", "7", "--limit", "
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch, tmp_path):
     """No pictures where they are not the point; and every default run folder in a place of its own."""
-    monkeypatch.setattr("sprint.engine.runs._curves", lambda *_arguments: b"")
+    monkeypatch.setattr("sprint.engine.curves.curves", lambda *_arguments: b"")
     monkeypatch.chdir(tmp_path)
 
 

@@ -12,7 +12,7 @@ import pytest
 from sprint.__main__ import run
 from sprint.distributed.layout import Layout, own_cores, place
 from sprint.distributed.opening import next_goal, rules
-from sprint.distributed.pictures import binned
+from sprint.distributed.pictures import BARS, bars
 from sprint.distributed.ranks import Single
 from sprint.distributed.shares import open_worker, resume_worker
 from sprint.distributed.telemetry import UPDATE_TERMS, WORKER_TERMS, Histogram
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(100)
 def undrawn(request, monkeypatch):
     """Pictures cost more than these runs; one test below has them."""
     if "folder" not in request.node.name:
-        monkeypatch.setattr("sprint.engine.runs._curves", lambda *_arguments: b"")
+        monkeypatch.setattr("sprint.engine.curves.curves", lambda *_arguments: b"")
         monkeypatch.setattr("sprint.distributed.pictures._bars", lambda *_arguments: b"")
 
 
@@ -341,7 +341,20 @@ def test_bins_of_a_picture_keep_all_counts():
     histogram = Histogram(64)
     for value in [5, 5, 6, 700, 701, 3000]:
         histogram.add(value)
-    starts, width, counts = binned(histogram)
-    assert counts.sum() == 6 and len(counts) <= 40 and starts[0] <= 5 < starts[0] + width
-    assert starts[-1] <= 3000 < starts[-1] + width and set(np.diff(starts)) <= {width}
-    assert binned(Histogram())[2].sum() == 0
+    places, width, counts = bars(histogram)
+    assert counts.sum() == 6 and abs(places[0] - 5) < histogram.width and abs(places[-1] - 3000) < histogram.width
+    assert width > 0.5 * histogram.width and min(np.diff(places)) > width
+    assert bars(Histogram())[2].sum() == 0
+
+
+def test_few_values_are_drawn_where_they_are_and_many_in_bins():
+    histogram = Histogram()
+    for value in [65, 95, 161, 161]:
+        histogram.add(value)
+    places, width, counts = bars(histogram)
+    assert (places.tolist(), counts.tolist()) == ([65, 95, 161], [1, 1, 2]) and 2 < width < 3
+    for value in range(100, 220):
+        histogram.add(value)
+    places, width, counts = bars(histogram)
+    assert counts.sum() == 124 and len(counts) <= BARS and np.ptp(np.diff(places)) == 0
+    assert counts[np.abs(places - 161).argmin()] == 4 + 2  # a bin of four values

@@ -30,7 +30,7 @@ SMALL = TrainConfig("cnn-a", data="synthetic", classes=7, limit=40, image_size=1
 def undrawn(request, monkeypatch):
     """Curves cost more than these runs; one test below has them."""
     if "folder" not in request.node.name:
-        monkeypatch.setattr("sprint.engine.runs._curves", lambda *_arguments: b"")
+        monkeypatch.setattr("sprint.engine.curves.curves", lambda *_arguments: b"")
 
 
 class Lines(Report):
