@@ -7,10 +7,12 @@ from typing import Any
 
 from .layers import NetSpec
 from .nets import NAMES, RECONSTRUCTION, build
+from .screen import print_table, screen
 from .shapes import forward_macs, table, training_flops
 
 Row = dict[str, Any]
 WORDS = ("net", "input", "layer")  # columns of text
+TERMS = "x'_l, x_l: size before and after pooling; m_l: maps (channels); p_l: pool window"
 
 
 def net_rows() -> list[Row]:
@@ -60,14 +62,14 @@ def show(name: str | None, image_size: int | None, width: float, classes: int | 
         print(json.dumps(rows if name is None else {**_summary(spec), "subbatch": subbatch, "layers": rows}, indent=2))
         return
     _print_table(rows, foot)
+    if name:
+        screen().print(TERMS, style="dim", soft_wrap=True)
     print(f"{'cnn-a, cnn-b, cnn-c: ' if name is None else ''}{note}")
 
 
 def _print_table(rows: list[Row], foot: Row | None) -> None:
     from rich import box
     from rich.table import Table
-
-    from .screen import print_table, screen
 
     keys = [key for key in rows[0] if key != "note"]
     table = Table(box=box.SIMPLE_HEAD, show_footer=foot is not None)

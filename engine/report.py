@@ -12,6 +12,7 @@ from typing import Any
 from .. import __version__
 from ..kernels import cuda, source
 from .layers import Conv2D
+from .nets import RECONSTRUCTION
 from .session import Session, gigabytes
 from .shapes import forward_macs
 
@@ -103,7 +104,7 @@ def _header(session: Session, gradient: str) -> Iterator[tuple[str, str]]:
     yield "net", (f"{spec.name}, input {'x'.join(map(str, spec.in_shape))}, {spec.classes} classes, "
                   f"{spec.parameter_count:,} parameters, {forward_macs(spec) / 1e6:,.1f} MMAC an image")
     if spec.note:
-        yield "", spec.note
+        yield "", "reconstruction (see README)" if spec.note == RECONSTRUCTION else spec.note
     yield "data", f"{session.dataset.name}: {session.dataset.provenance}"
     yield "update", (f"{config.optimizer}, lr {config.lr:g}, schedule {config.schedule}, weight decay "
                      f"{config.weight_decay:g}; the gradient is {gradient}")

@@ -99,7 +99,7 @@ def test_a_run_leaves_its_whole_folder(tmp_path):
     assert (summary["steps"], summary["epochs"], summary["ranks"], summary["test_images"]) == (14, 2.0, 1, 40)
     assert (summary["loss"], summary["top1"]) == (records[-1]["test_loss"], records[-1]["top1"])
     for word in ("device   host:0 (", "net      cnn-a", "made from seed 0", "planned peak", "mean over the sub-batch",
-                 "reconstruction", "done     loss"):
+                 "reconstruction (see README)", "done     loss"):
         assert word in report.text
     assert report.lines.index(next(s for s in report.lines if "planned peak" in s)) < report.lines.index(
         next(s for s in report.lines if s.startswith("step 1/14")))
