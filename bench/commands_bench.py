@@ -64,7 +64,7 @@ def run(
         metavar="FILE", help="Write the table between FILE's bench marks")] = None,
     check_only: Annotated[bool, typer.Option("--check-only", help="Check against float64, time nothing")] = False,
 ) -> None:
-    """Check kernels against float64, then time them beside the library ([bold]sprint bench compare[/] compares two)."""
+    """Check kernels against float64, then time them beside BLAS or a copy; [bold]sprint bench compare[/] compares two."""
     from . import marks
     from .files import check_writable
     from .kernels import Bench, Settings

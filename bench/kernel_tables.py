@@ -16,12 +16,13 @@ from .environment import busy
 from .kernels import Result
 
 HIDDEN_FIRST = ("MB", "first", "launch", "calls", "min", "n")
+RATIO = "x BLAS/copy"
 NOTES = ("ms: median, minimum and median absolute deviation (MAD) of n calls on the device, each on cold caches "
          "(flushed by reading twice their size) and on other arrays than the call before. GB/s: bytes that must move. "
          "% of the ceiling that the case meets first: mem, the best copy with these threads, or flop, the peak of "
          "sgemm, which a convolution with fewer products may pass. % of copy: against the best copy of as many bytes, "
          "timed in turn with the case, so it holds on a busy machine too; kernels in place may pass it, for a copy "
-         "also loads what it overwrites. x library: times faster than BLAS, or than NumPy's copy of as many bytes, "
+         "also loads what it overwrites. x BLAS/copy: times faster than BLAS, or than NumPy's copy of as many bytes, "
          "with the same threads.")
 MORE_NOTES = ("launch: ms of the calling thread before the kernel runs. first: ms of the first call, which compiles or "
               "loads. MB: 10^6 bytes that must move. calls: in one training step.")
@@ -84,7 +85,7 @@ def _cells(result: Result) -> dict[str, str]:
             "MB": _ms(result.case.bytes_moved / 1e6), "GB/s": f"{result.gb_per_s:.1f}",
             "GFLOP/s": f"{result.gflop_per_s:.1f}", "% ceiling": _percent(result),
             "% copy": "" if copy is None else f"{copy:.0f}",
-            "x library": f"{result.ratio:.2f} {result.library[0].split()[0]}"}
+            RATIO: f"{result.ratio:.2f} {result.library[0].split()[-1]}"}
 
 
 def _ms(value: float) -> str:
@@ -98,7 +99,7 @@ def _percent(result: Result) -> str:
 
 def markdown(results: Sequence[Result], machine: dict[str, Any], ceilings: Ceilings, command: str) -> str:
     """A Markdown table of what was timed, with the machine, the ceilings and the command that wrote it."""
-    head = ["problem", "ms", "± MAD", "n", "GB/s", "GFLOP/s", "% of ceiling", "% of copy", "x library"]
+    head = ["problem", "ms", "± MAD", "n", "GB/s", "GFLOP/s", "% of ceiling", "% of copy", RATIO]
     reason = busy(machine)
     lines = [f"`{command}` on {machine['device']}, sprint {machine['sprint']}; {ceilings_line(ceilings)}."
              + (f" Times are upper bounds: {reason}." if reason else ""), "",
@@ -106,7 +107,7 @@ def markdown(results: Sequence[Result], machine: dict[str, Any], ceilings: Ceili
     for result in results:
         if result.times:
             row = _cells(result)
-            cells = [row[key] for key in ("ms", "MAD", "n", "GB/s", "GFLOP/s", "% ceiling", "% copy", "x library")]
+            cells = [row[key] for key in ("ms", "MAD", "n", "GB/s", "GFLOP/s", "% ceiling", "% copy", RATIO)]
             block = "" if result.block is None else f" block {result.block}"
             lines.append(f"| `{result.case.problem}`{block} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", NOTES])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +42,7 @@ def test_table_and_json_of_problems(quick, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "host:0" in out and "copy 1000000.0 GB/s (NumPy copy, 1 thread" in out and "sgemm 1000000000 GFLOP/s" in out
     assert all(text in out for text in texts)
+    assert "x BLAS/copy" in out and re.search(r"relu n1000 .* \d+\.\d\d copy", out) and re.search(r"k10 .*\d BLAS", out)
     data = json.loads(path.read_text())
     assert data["machine"]["threads"] == 1 and data["machine"]["device"].startswith("host:0")
     assert [case["problem"] for case in data["cases"]] == texts
