@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ..engine.errors import UsageError
 from ..kernels import limits
@@ -34,6 +34,14 @@ class DefaultGroup(TyperGroup):
         return super().parse_args(ctx, args if args and args[0] in self.commands else ["run", *args])
 
 
+class DefaultCommand(TyperCommand):
+    """The command that needs no name: the kernels come first."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """One line, as it is typed."""
+        formatter.write_usage(ctx.parent.command_path, "[KERNEL]... [OPTIONS]")
+
+
 app = typer.Typer(cls=DefaultGroup, add_completion=False, rich_markup_mode="rich",
                   context_settings={"help_option_names": ["-h", "--help"]},
                   help="Check and time single kernels; `bench compare A.json B.json` compares two results, "
@@ -41,10 +49,10 @@ app = typer.Typer(cls=DefaultGroup, add_completion=False, rich_markup_mode="rich
 app.command("peers")(peers)
 
 
-@app.command("run")
+@app.command("run", cls=DefaultCommand)
 def run(
     names: Annotated[list[str] | None, typer.Argument(
-        metavar="[KERNEL]...", help="Kernels or families: im2col pool softmax")] = None,
+        metavar="KERNEL", help="Kernels or families: im2col pool softmax")] = None,
     net: Annotated[str | None, typer.Option(help="Every kernel call of this net")] = None,
     subbatch: Annotated[int, typer.Option(help="Images of --net", min=1, max=2**31 - 1)] = 4,
     image_size: Annotated[int | None, typer.Option(help="Pixels a side of --net")] = None,
@@ -64,7 +72,10 @@ def run(
         metavar="FILE", help="Write the table between FILE's bench marks")] = None,
     check_only: Annotated[bool, typer.Option("--check-only", help="Check against float64, time nothing")] = False,
 ) -> None:
-    """Check kernels against float64, then time them beside BLAS or a copy; [bold]sprint bench compare[/] compares two."""
+    """Check kernels against float64, then time them beside BLAS or a copy.
+
+    Others: [bold]sprint bench compare[/] compares two results, [bold]sprint bench peers[/] steps with PyTorch's.
+    """
     from . import marks
     from .files import check_writable
     from .kernels import Bench, Settings

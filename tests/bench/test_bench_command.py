@@ -60,6 +60,14 @@ def test_table_and_json_of_problems(quick, tmp_path, capsys):
     assert relu["percent_of_ceiling"] == pytest.approx(100 * relu["gb_per_s"] / 1e6)
 
 
+def test_help_is_that_of_kernels(capsys):
+    for words in (["bench", "--help"], ["bench", "-h"], ["bench", "run", "--help"]):
+        assert run(words) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert text.startswith("Usage: sprint bench [KERNEL]... [OPTIONS] Check kernels")
+        assert "sprint bench compare compares two results, sprint bench peers steps" in text
+
+
 def test_json_on_the_screen_is_nothing_but_json(quick, capsys):
     assert bench(*problems("relu n100"), "--json", "-") == 0
     assert [case["problem"] for case in json.loads(capsys.readouterr().out)["cases"]] == ["relu n100"]
