@@ -116,7 +116,7 @@ def export(
 
     check_writable("output", output)
     result = export_checkpoint(checkpoint, output)
-    typer.echo("{file}: {net}, step {step}, images {in_shape} -> {classes} probabilities, "
+    typer.echo("wrote {file}: {net}, step {step}, images {in_shape} -> {classes} probabilities, "
                "{bytes:,} bytes".format(**result))
 
 

@@ -179,7 +179,7 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
 
     from ..engine.screen import screen
     from .environment import busy, machine
-    from .files import write_text
+    from .files import say_written, write_text
     from .kernel_tables import ceilings_line, markdown, print_results
     from .marks import write_between
 
@@ -203,6 +203,7 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
     if readme and bench.ceilings:
         command = " ".join(["sprint", *sys.argv[1:]])
         write_between(readme, README_MARK, markdown(results, facts, bench.ceilings, command))
+    say_written(json_file, readme)
     return results
 
 

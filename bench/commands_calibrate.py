@@ -23,7 +23,6 @@ from .commands_model import (
     PlotFile,
     Width,
     check_outputs,
-    deliver_json,
     deliver_outcomes,
     inputs,
     whole_range,
@@ -76,8 +75,11 @@ def calibrate(
         with _progress(comm) as report:
             made = measure(opened, wanted, comm, name or output.stem, description or "", report)
     if made:
+        from .files import say_written
+
         made.machine.save(output)
-        _print_checks(made, output)
+        _print_checks(made)
+        say_written(output)
 
 
 def _pixels(text: str) -> int:
@@ -150,12 +152,7 @@ def print_score(run: Path, machine: Any, json_file: Path | None = None, plot: Pa
     from . import score as scoring
 
     predicted, seen = scoring.score(scoring.read_run(run), machine)
-    if plot:
-        from .model_plots import plot_outcomes
-        plot_outcomes([predicted, seen], plot)
-    if deliver_json(lambda: scoring.plain(predicted, seen), json_file):
-        from .model_tables import open_screen, print_outcomes
-        print_outcomes(open_screen(), [predicted, seen], machine)
+    deliver_outcomes([predicted, seen], machine, json_file, plot, lambda: scoring.plain(predicted, seen))
 
 
 @contextmanager
@@ -184,7 +181,7 @@ def _progress(comm: Comm) -> Iterator[Callable[[str, float], None]]:
         yield lambda text, done: progress.update(task, completed=done, description=text)
 
 
-def _print_checks(made: Calibration, output: Path) -> None:
+def _print_checks(made: Calibration) -> None:
     import numpy as np
 
     from .model_tables import open_screen
@@ -201,4 +198,3 @@ def _print_checks(made: Calibration, output: Path) -> None:
     crowding = ", ".join(f"{count:g}: {factor:.2f}" for count, factor in sorted(machine.contention.items()))
     console.print(f"crowding by busy devices {crowding}; a gradient's time varies by {machine.jitter:.1%}",
                   soft_wrap=True)
-    console.print(f"wrote {output}", soft_wrap=True)

@@ -87,6 +87,7 @@ def plan(net: Net, machine: MachineOption,
          images: Images = ILSVRC_IMAGES, ranks_per_host: RanksPerHost = 1, image_size: ImageSize = None,
          width: Width = 1.0, classes: Classes = None, json_file: JsonFile = None, plot: PlotFile = None) -> None:
     """Choose nodes and sub-batch: the shortest epoch whose mini-batch, staleness and memory are admissible."""
+    from .files import say_written
     from .plan import GIB, Limits, make_plan
 
     check_outputs(json_file, plot)
@@ -102,6 +103,7 @@ def plan(net: Net, machine: MachineOption,
     if deliver_json(made.plain, json_file):
         from .model_tables import open_screen, print_plan
         print_plan(open_screen(), made, show, every)
+    say_written(json_file, plot)
 
 
 def check_outputs(json_file: Path | None, plot: Path | None) -> None:
@@ -167,13 +169,18 @@ def inputs(net: str, machine: str, image_size: int | None, width: float, classes
     return build(net, image_size=image_size, width=width, classes=classes), load_machine(machine)
 
 
-def deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, plot: Path | None) -> None:
+def deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, plot: Path | None,
+                     plain: Callable[[], dict[str, Any]] | None = None) -> None:
+    """Show outcomes side by side and write what is wanted of them; plain: other JSON than that of each by its name."""
+    from .files import say_written
+
     if plot:
         from .model_plots import plot_outcomes
         plot_outcomes(outcomes, plot)
-    if deliver_json(lambda: {outcome.method: outcome.plain() for outcome in outcomes}, json_file):
+    if deliver_json(plain or (lambda: {outcome.method: outcome.plain() for outcome in outcomes}), json_file):
         from .model_tables import open_screen, print_outcomes
         print_outcomes(open_screen(), outcomes, machine)
+    say_written(json_file, plot)
 
 
 def deliver_json(plain: Callable[[], dict[str, Any]], path: Path | None) -> bool:

@@ -35,7 +35,7 @@ def profile(
     from .ceilings import measure_ceilings
     from .commands_bench import open_named
     from .environment import machine
-    from .files import check_picture, check_writable, naming, write_text
+    from .files import check_picture, check_writable, naming, say_written, write_text
     from .kernel_tables import ceilings_line
     from .profile import observe
     from .profile import profile as evaluate
@@ -75,3 +75,4 @@ def profile(
     if plot:
         title = f"{net} {spec.in_shape[1]} px, sub-batch {subbatch}, {opened.describe()}"
         profile_plots.draw(plot, result, ceilings, title)
+    say_written(json_file, csv_file, trace, plot)

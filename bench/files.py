@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,3 +53,10 @@ def write(path: Path, content: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """The same for a text."""
     write(path, text.encode())
+
+
+def say_written(*paths: Path | None) -> None:
+    """Name the files that a command has written, on standard error; - is none."""
+    for path in paths:
+        if path and str(path) != "-":
+            print(f"wrote {path}", file=sys.stderr)

@@ -36,7 +36,7 @@ def peers(
     """Compare training steps with PyTorch's: same net, weights, batch and threads; losses must agree (exit code 1)."""
     from .. import marks
     from ..commands_bench import open_named
-    from ..files import check_writable
+    from ..files import check_writable, say_written
     from .compare import compare
     from .pytorch import missing
     from .result import Settings
@@ -55,6 +55,7 @@ def peers(
     _expect_agreement(results)
     if readme:
         _write_readme(readme, results, facts, settings)
+    say_written(json_file, readme)
 
 
 def _cases(texts: list[str] | None, device: Device) -> list[Case]:

@@ -39,7 +39,8 @@ def test_table_and_json_of_problems(quick, tmp_path, capsys):
     path = tmp_path / "b.json"
     texts = ["relu n1000", "sgemm m8n9k10", "conv_forward n1c2h5w6k3r3s3 relu explicit"]
     assert bench(*problems(*texts), "--json", str(path)) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.endswith(f"wrote {path}\n")
     assert "host:0" in out and "copy 1000000.0 GB/s (NumPy copy, 1 thread" in out and "sgemm 1000000000 GFLOP/s" in out
     assert all(text in out for text in texts)
     assert "x BLAS/copy" in out and re.search(r"relu n1000 .* \d+\.\d\d copy", out) and re.search(r"k10 .*\d BLAS", out)
@@ -70,7 +71,8 @@ def test_help_is_that_of_kernels(capsys):
 
 def test_json_on_the_screen_is_nothing_but_json(quick, capsys):
     assert bench(*problems("relu n100"), "--json", "-") == 0
-    assert [case["problem"] for case in json.loads(capsys.readouterr().out)["cases"]] == ["relu n100"]
+    out, err = capsys.readouterr()
+    assert [case["problem"] for case in json.loads(out)["cases"]] == ["relu n100"] and "wrote" not in err
 
 
 def test_check_only_times_nothing(monkeypatch, tmp_path, capsys):

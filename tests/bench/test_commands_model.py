@@ -65,6 +65,7 @@ def test_simulate_stands_beside_the_prediction(app, tmp_path):
     assert "predicted (ms)" in output
     assert "simulated (ms)" in output
     assert "error" in output
+    assert [f"wrote {tmp_path / name}" in output for name in ("s.json", "s.png", "p.png")] == [True, True, False]
     assert set(json.loads((tmp_path / "s.json").read_text())) == {"predict", "simulate"}
     assert (tmp_path / "s.png").stat().st_size > 10_000
 
@@ -82,6 +83,7 @@ def test_plan_ranks_and_says_why_others_lost(app, tmp_path):
                  "--plot", str(tmp_path / "p.png"))
     assert "mini-batch too small" in output
     assert "memory" in output
+    assert output.splitlines()[-2:] == [f"wrote {tmp_path / name}" for name in ("p.json", "p.png")]
     plain = json.loads((tmp_path / "p.json").read_text())
     cells = plain["configurations"]
     admissible = {(cells["nodes"][i], cells["subbatch"][i]) for i in plain["ranked"]}

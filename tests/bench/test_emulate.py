@@ -203,7 +203,7 @@ def test_ranks_measure_the_allreduce_between_them(tmp_path):
                "implicit", "--quick"]
     finished = run_job(command, tmp_path, limit_s=120.0)
     assert (finished.code, finished.timed_out) == (0, False), finished.err
-    assert finished.out.count("wrote") == 1
+    assert finished.err.count("wrote") == 1
     made = json.loads((tmp_path / "two.json").read_text())
     assert made["sources"]["allreduce"].startswith("measured among 2 ranks on 1 hosts")
     assert made["allreduce"]["alpha"] + made["allreduce"]["beta"] + made["allreduce"]["latency"] > 0

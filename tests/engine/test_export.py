@@ -145,7 +145,7 @@ def test_the_file_scores_images_as_the_run_does(folder, capsys):
     path = folder / "cnn-a.onnx"
     size = path.stat().st_size
     assert (code, err) == (0, "")
-    assert out == f"{path}: cnn-a, step 9, images (3, 12, 12) -> 5 probabilities, {size:,} bytes\n"
+    assert out == f"wrote {path}: cnn-a, step 9, images (3, 12, 12) -> 5 probabilities, {size:,} bytes\n"
     onnx.checker.check_model(str(path), full_check=True)
     saved = checkpoint.load(checkpoint.find(folder))
     session = open_session(saved.config, saved)
