@@ -178,14 +178,13 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
     from rich.progress import Progress
 
     from ..engine.screen import screen
-    from .environment import busy, machine
+    from .environment import machine, warn_if_busy
     from .files import say_written, write_text
     from .kernel_tables import ceilings_line, markdown, print_results
     from .marks import write_between
 
     out, first_ceilings, facts = screen(), bench.ceilings, machine(bench.device)
-    if reason := busy(facts):
-        print(f"warning: times are upper bounds: {reason}", file=sys.stderr)
+    warn_if_busy(facts)
     if not quiet:
         out.print(bench.device.describe())
         if bench.ceilings:

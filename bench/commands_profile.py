@@ -34,7 +34,7 @@ def profile(
     from . import profile_plots, profile_tables
     from .ceilings import measure_ceilings
     from .commands_bench import open_named
-    from .environment import machine
+    from .environment import machine, warn_if_busy
     from .files import check_picture, check_writable, naming, say_written, write_text
     from .kernel_tables import ceilings_line
     from .profile import observe
@@ -51,7 +51,9 @@ def profile(
                          device=device, device_threads=device_threads, conv_algo=conv_algo)
     spec = build(net, image_size, width, classes)
     opened = open_named(device, device_threads)
+    facts = machine(opened)
     plan_memory(config, spec, opened, opened.memory().available)
+    warn_if_busy(facts)
     out = screen()
     out.print(f"device  {opened.describe()}", soft_wrap=True)
     ceilings = measure_ceilings(opened)
@@ -63,10 +65,11 @@ def profile(
     result = evaluate(observed, untimed, ceilings)
     print_table(out, profile_tables.table(result))
     out.print(profile_tables.totals(result), soft_wrap=True)
-    facts = {"machine": machine(opened), "net": net, "image_size": spec.in_shape[1], "width": width,
-             "subbatch": subbatch, "conv_algo": conv_algo}
+    out.print(profile_tables.NOTES, style="dim")
     if json_file:
-        write_text(json_file, profile_tables.as_json(result, facts, ceilings))
+        what = {"machine": facts, "net": net, "image_size": spec.in_shape[1], "width": width, "subbatch": subbatch,
+                "conv_algo": conv_algo}
+        write_text(json_file, profile_tables.as_json(result, what, ceilings))
     if csv_file:
         write_text(csv_file, profile_tables.as_csv(result))
     if trace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ def busy(facts: dict[str, Any]) -> str | None:
     """Why times on this machine are upper bounds, or None when it has cores to spare."""
     load, cores = facts["load_average"], facts["cores"]
     return f"the machine was not idle: a load of {load:.1f} on {cores} cores" if load > cores else None
+
+
+def warn_if_busy(facts: dict[str, Any]) -> None:
+    """Say on standard error that times will be upper bounds, where they will."""
+    if reason := busy(facts):
+        print(f"warning: times are upper bounds: {reason}", file=sys.stderr)
 
 
 def machine(device: Device) -> dict[str, Any]:

@@ -20,6 +20,10 @@ from .trace import Step
 
 TRACED_STEPS = 20  # steps of a trace file at most
 SCHEMA = 1
+NOTES = ("calls: in one step. ms: of all of them together, median over the observed steps; MAD: its median absolute "
+         "deviation. % step: of the observed step. GFLOP/s: operations of the plain algorithm. GB/s: bytes that must "
+         "move. flop/byte: the one over the other. % ceiling: of what the best copy or sgemm allows at that flop/byte; "
+         "what is in the cache may pass it, and Winograd, which does fewer products.")
 
 
 def table(profile: Profile) -> Table:

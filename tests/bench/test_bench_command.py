@@ -12,6 +12,7 @@ import pytest
 from sprint.__main__ import run
 from sprint.bench import kernels, marks, timing
 from sprint.bench.ceilings import Ceilings
+from sprint.bench.environment import warn_if_busy
 from sprint.bench.files import check_writable
 from sprint.engine.errors import UsageError
 from sprint.kernels import source
@@ -233,3 +234,10 @@ def test_ctrl_c_leaves_nothing(quick, monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "check", interrupted)
     assert bench(*problems("relu n10"), "--json", str(tmp_path / "b.json")) == 130
     assert not list(tmp_path.iterdir())
+
+
+def test_a_busy_machine_is_said(capsys):
+    for load in (1.9, 2.1):
+        warn_if_busy({"load_average": load, "cores": 2})
+    assert capsys.readouterr().err == ("warning: times are upper bounds: the machine was not idle: a load of 2.1 on 2 "
+                                       "cores\n")

@@ -153,6 +153,8 @@ def test_command_writes_all_files(tmp_path):
     done = run("lenet", "--subbatch", "2", "--steps", "2", "--device-threads", "1", *outputs)
     assert done.returncode == 0, done.stderr
     assert "difference" in done.stdout
+    assert "% ceiling: of what the best copy or sgemm allows" in " ".join(done.stdout.split())
+    assert [line for line in done.stderr.splitlines() if "wrote" in line] == [f"wrote {path}" for path in files]
     assert all(path.stat().st_size > 100 for path in files)
     assert files[3].read_bytes().startswith(b"\x89PNG")
 
