@@ -41,11 +41,11 @@ extern "C" int threads() { int n = 0;
 
 
 class Missing(Exception):
-    """A part is not there: what was found instead, and the cure."""
+    """A part is not there, or (ok) wants something first: what was found, and the cure."""
 
-    def __init__(self, found: str, cure: str) -> None:
+    def __init__(self, found: str, cure: str, ok: bool = False) -> None:
         super().__init__(found)
-        self.found, self.cure = found, cure
+        self.found, self.cure, self.ok = found, cure, ok
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _find(part: str, needed: bool, look: Callable[[], str]) -> Finding:
     try:
         return Finding(part, True, look(), "", needed)
     except Missing as missing:
-        return Finding(part, False, missing.found, missing.cure, needed)
+        return Finding(part, missing.ok, missing.found, missing.cure, needed)
     except (RuntimeError, OSError, ValueError) as error:
         found, _, cure = str(error).partition("; ")
         return Finding(part, False, found, cure, needed)
@@ -132,7 +132,7 @@ def _cupy() -> str:
             return f"{package} {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
             continue
-    raise Missing("not installed", "with an NVIDIA GPU: pip install 'sprint-cnn[cuda12]'")
+    raise Missing("not installed", "where there is an NVIDIA GPU: pip install 'sprint-cnn[cuda12]'")
 
 
 def _nvrtc() -> str:
@@ -193,13 +193,20 @@ def _launcher() -> str:
     if path is None:
         raise Missing("no mpirun", _MPI)
     if os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in ROOT_VARIABLES):
-        raise Missing(f"{path}, refuses root", "export " + " ".join(f"{name}=1" for name in ROOT_VARIABLES))
+        wanted = "export " + " ".join(f"{name}=1" for name in ROOT_VARIABLES)
+        raise Missing(f"{path}, for root once two variables are set", wanted, ok=True)
     return path
 
 
 def _memory() -> str:
     memory = host_memory()
     return f"{memory.available / 2**30:.1f} GiB available of {memory.total / 2**30:.1f} GiB"
+
+
+def _state(finding: Finding) -> str:
+    if finding.ok:
+        return "[yellow]ok, but[/]" if finding.cure else "[green]ok[/]"
+    return f"[{'red' if finding.needed else 'yellow'}]missing[/]"
 
 
 def _print_table(findings: list[Finding]) -> None:
@@ -209,10 +216,11 @@ def _print_table(findings: list[Finding]) -> None:
     from ..engine.screen import print_table, screen
 
     table = Table("part", "state", "found", box=None, pad_edge=False)
+    said = {""}
     for finding in findings:
-        state = Text("ok", "green") if finding.ok else Text("missing", "red" if finding.needed else "yellow")
-        cure = f"\n→ {finding.cure}" if finding.cure else ""
-        table.add_row(finding.part, state, Text(f"{finding.found}{cure}", overflow="fold"))
+        cure = "" if finding.cure in said else f"\n→ {finding.cure}"
+        said.add(finding.cure)
+        table.add_row(finding.part, _state(finding), Text(f"{finding.found}{cure}", overflow="fold"))
     out = screen()
     print_table(out, table)
     good = all(finding.ok for finding in findings if finding.needed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -49,6 +50,20 @@ def test_table_says_what_is_missing_and_the_cure(quick, monkeypatch, capsys):
     assert lines[start].split()[1] == "missing" and "got none on PATH" in lines[start]
     assert lines[start + 1].split()[0] == "→" and "apt-get install g++" in lines[start + 1]
     assert lines[-1] == "This machine cannot train yet."
+
+
+def test_each_cure_is_said_once(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "_ask_mpi", lambda: doctor.Missing("mpi4py is not installed", doctor._MPI))
+    monkeypatch.setattr(doctor.shutil, "which", lambda *_arguments, **_options: None)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", _no_package)
+    doctor.doctor()
+    out = capsys.readouterr().out
+    assert out.count(" mpi4py is not installed") == 2 and out.count("no mpirun") == 1 and out.count(doctor._MPI) == 1
+    assert out.count("pip install 'sprint-cnn[cuda12]'") == 1
+
+
+def _no_package(name):
+    raise doctor.importlib.metadata.PackageNotFoundError(name)
 
 
 def test_what_only_some_need_may_be_missing(quick, monkeypatch):
@@ -97,7 +112,7 @@ def test_a_low_thread_level_is_missing(monkeypatch):
     assert (found.ok, found.found) == (False, "single") and "MPI4PY_RC_THREAD_LEVEL" in found.cure
 
 
-def test_launcher_beside_python_and_as_root(quick, tmp_path, monkeypatch):
+def test_launcher_beside_python_and_as_root(quick, tmp_path, monkeypatch, capsys):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\n")
     mpirun.chmod(0o755)
@@ -107,7 +122,12 @@ def test_launcher_beside_python_and_as_root(quick, tmp_path, monkeypatch):
     assert finding("launcher").found == str(mpirun)
     monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
     monkeypatch.delenv("OMPI_ALLOW_RUN_AS_ROOT", raising=False)
-    assert "refuses root" in finding("launcher").found and "OMPI_ALLOW_RUN_AS_ROOT=1" in finding("launcher").cure
+    found = finding("launcher")
+    assert found.ok and found.found == f"{mpirun}, for root once two variables are set"
+    assert found.cure == "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    doctor.doctor()
+    out = capsys.readouterr().out
+    assert re.search(r"^launcher +ok, but +/", out, re.MULTILINE) and re.search(r"^sprint +ok +\d", out, re.MULTILINE)
     mpirun.unlink()
     assert finding("launcher").found == "no mpirun"
 
