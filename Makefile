@@ -59,7 +59,11 @@ scaling: .venv/with-test  ## speed of 2 ranks against 1, and accuracy on many ra
 score: .venv/with-test  ## calibrate this machine, score its predictions against 24 runs, tables into docs/model.md
 	$(BIN)/python -m sprint.bench.score_runs runs/score docs/model.md
 
-test-gpu: .venv/with-test .venv/with-cuda12  ## kernels and a short training on a GPU against the host, then timings
+# First the driver, then the download.
+test-gpu: .venv/bin/python  ## kernels and a short training on a GPU against the host, then timings
+	@$(BIN)/python -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null || \
+		{ echo "make: expected an NVIDIA driver (libcuda.so.1), got none: this machine has no GPU to test"; exit 1; }
+	@$(MAKE) --no-print-directory .venv/with-test .venv/with-cuda12
 	@$(BIN)/python -c "import sys; from sprint.kernels.cuda import missing; sys.exit(missing())"
 	timeout 300 $(BIN)/python -m pytest -m gpu tests $(ARGS)
 
