@@ -86,9 +86,11 @@ class Report:
             self.line(f"skipped  {path}: {reason}")
         if summary["bad_images"] > BAD_SHOWN:
             self.line(f"skipped  {summary['bad_images']} images in all")
+        whose = "process" if session.device.kind == "host" else "device"
         self.line(f"done     loss {summary['loss']:.4f}  top-1 {summary['top1']:.2%}  "
                   f"top-5 {summary['top5']:.2%}  in {summary['seconds']:.1f} s, "
-                  f"{speed(summary['images_per_s'])}, peak {gigabytes(summary['peak_bytes'])}: {folder}")
+                  f"{speed(summary['images_per_s'])}, peak {gigabytes(summary['peak_bytes'])} of the {whose}: "
+                  f"{folder}")
 
 
 def speed(images_per_s: float) -> str:

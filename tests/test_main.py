@@ -218,6 +218,7 @@ def test_train_then_eval_then_resume(capsys, tmp_path):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == f"sprint   {sprint.__version__}" and lines[-1].startswith("done     loss ")
+    assert re.search(r", peak \d+\.\d+ [MG]B of the process: one$", lines[-1])
     assert any(re.fullmatch(r"step 7/7  epoch 1\.00  loss \d\.\d{4}  lr \S+  [\d.]+ images/s", line) for line in lines)
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
     code, out, _ = call(capsys, "eval", "one", "--json")
