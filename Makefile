@@ -7,7 +7,7 @@ FIND_PYTHON := for p in python3 python3.14 python3.13 python3.12 python3.11; do 
 TRAIN := cnn-a --data digits --image-size 28 --epochs 4 --out runs/train
 ARGS :=
 
-.PHONY: help train test lint check sanitize nvrtc bench score bench-peers test-gpu drill clean
+.PHONY: help train test lint check sanitize nvrtc bench scaling score bench-peers test-gpu drill clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
@@ -52,9 +52,9 @@ bench: .venv/with-test  ## time the kernels on this machine, saved in .benchmark
 bench-peers: .venv/with-peers  ## training steps of CNN-A beside PyTorch's on an idle machine, tables into README.md
 	$(BIN)/sprint bench peers --readme README.md $(ARGS)
 
-scaling: .venv/with-test  ## speed of 2 ranks against 1, and accuracy on many ranks and workers (about an hour)
-	$(BIN)/python -m sprint.bench.scaling speed
-	$(BIN)/python -m sprint.bench.scaling accuracy
+scaling: .venv/with-test  ## speed of 2 ranks against 1, and accuracy on many ranks and workers (a quarter of an hour), into docs/distributed.md
+	$(BIN)/python -m sprint.bench.scaling speed --document docs/distributed.md
+	$(BIN)/python -m sprint.bench.scaling accuracy --document docs/distributed.md
 
 score: .venv/with-test  ## calibrate this machine, score its predictions against 24 runs, tables into docs/model.md
 	$(BIN)/python -m sprint.bench.score_runs runs/score docs/model.md

@@ -3,7 +3,8 @@
 python -m sprint.bench.scaling speed        CNN-A at 92 px: images a second of 2 ranks x 1 one-core worker over 1 rank
 python -m sprint.bench.scaling accuracy     CNN-A at 28 px on digits: 1, 2, 4 ranks x 1, 2 workers against one device
 
-Everything is a `sprint train` of its own; the figures are those of its summary.json.
+With --document FILE the table also goes between the marks `scaling-speed` or `scaling-accuracy` of FILE. Everything is
+a `sprint train` of its own; the figures are those of its summary.json.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from .. import __version__
+from ..kernels.host import processor_name, usable_cores
+from .marks import check_marks, write_between
 
 Summary = dict[str, Any]
 SPEED = ["cnn-a", "--data", "digits", "--limit", "512", "--image-size", "92", "--subbatch", "16", "--lr", "0.001"]
 ACCURACY = ["cnn-a", "--data", "digits", "--image-size", "28", "--epochs", "4"]
 SUBBATCH = 32  # of one device with its defaults (lr 0.01, momentum 0.9), and of all workers together
-ASYNCHRONOUS = ["--lr", "0.02", "--momentum", "0.5", "--schedule", "warmup:50+cosine", "--max-staleness", "1"]
+BOUNDED, FREE = "sprint", "sprint, free"  # the staleness is at most 1; nobody ever waits
+RATES = ["--lr", "0.02", "--momentum", "0.5", "--schedule", "warmup:50+cosine"]
+ASYNCHRONOUS = {BOUNDED: [*RATES, "--max-staleness", "1"], FREE: [*RATES, "--staleness-lr"]}
 GRIDS = [(ranks, workers) for ranks in (1, 2, 4) for workers in (1, 2)]
 
 
@@ -56,9 +64,8 @@ def speed(repeats: int, updates: int, folder: Path) -> Iterator[str]:
             run = train(ranks, [*SPEED, *options, "--steps", str(updates)], folder / f"{name}-{repeat}")
             seen[name].append(run["images_per_s"])
     base = statistics.median(seen["1 rank"])
-    yield f"CNN-A at 92 px, {SPEED[SPEED.index('--subbatch') + 1]} images a gradient, one-core workers, " \
-          f"{repeats} runs of {updates} updates in turns, median (range); {os.cpu_count()} cores, " \
-          f"load {os.getloadavg()[0]:.1f}"
+    yield (f"CNN-A at 92 px, {SPEED[SPEED.index('--subbatch') + 1]} images a gradient, one-core workers, "
+           f"{repeats} runs of {updates} updates in turns, median (range)")
     for name, values in seen.items():
         middle = statistics.median(values)
         yield f"{name:<14} {middle:7.2f} images/s ({min(values):.2f} to {max(values):.2f})  ratio {middle / base:.2f}"
@@ -67,40 +74,56 @@ def speed(repeats: int, updates: int, folder: Path) -> Iterator[str]:
 def accuracy(algorithms: list[str], folder: Path) -> Iterator[str]:
     """Top-1 of every grid of ranks and workers against one device, with the documented rates."""
     local = train(1, [*ACCURACY, "--subbatch", str(SUBBATCH)], folder / "local")
-    yield f"sprint has {' '.join(ASYNCHRONOUS)}; sync and local have the defaults"
-    yield ("algorithm  ranks  workers of each  sub-batch   top-1  against local  updates  staleness (most)  "
+    for name, rates in ASYNCHRONOUS.items():
+        yield f"{name} has {' '.join(rates)}"
+    yield "sync and local have the defaults"
+    yield ("algorithm     ranks  workers of each  sub-batch   top-1  against local  updates  staleness (most)  "
            "mini-batch  images/s")
     yield _row("local", 1, 1, SUBBATCH, local, local)
-    for algorithm in algorithms:
+    for name in algorithms:
         for ranks, workers in GRIDS:
             subbatch = SUBBATCH // (ranks * workers)
-            options = ["--algorithm", algorithm, "--devices", str(workers), "--subbatch", str(subbatch)]
-            options += ASYNCHRONOUS if algorithm == "sprint" else []
-            run = train(ranks, [*ACCURACY, *options], folder / f"{algorithm}-{ranks}x{workers}")
-            yield _row(algorithm, ranks, workers, subbatch, run, local)
+            options = ["--algorithm", name.partition(",")[0], "--devices", str(workers), "--subbatch", str(subbatch),
+                       *ASYNCHRONOUS.get(name, [])]
+            run = train(ranks, [*ACCURACY, *options], folder / f"{name}-{ranks}x{workers}")
+            yield _row(name, ranks, workers, subbatch, run, local)
 
 
-def _row(algorithm: str, ranks: int, workers: int, subbatch: int, run: Summary, local: Summary) -> str:
+def _row(name: str, ranks: int, workers: int, subbatch: int, run: Summary, local: Summary) -> str:
     late = f"{run['staleness']:.2f} ({run['staleness_largest']})" if "staleness" in run else ""
-    return (f"{algorithm:<9}  {ranks:5}  {workers:15}  {subbatch:9}  {run['top1']:6.2%}  "
+    return (f"{name:<12}  {ranks:5}  {workers:15}  {subbatch:9}  {run['top1']:6.2%}  "
             f"{100 * (run['top1'] - local['top1']):+13.2f}  {run['steps']:7}  {late:>16}  "
             f"{run.get('minibatch', SUBBATCH):10.1f}  {run['images_per_s']:8.0f}")
 
 
+def where() -> str:
+    """Machine, version and day of a table."""
+    return (f"{processor_name()}, {usable_cores()} cores, load {os.getloadavg()[0]:.1f} before; sprint {__version__}, "
+            f"{datetime.now(UTC).date().isoformat()}")
+
+
 def main() -> None:
-    """Print one table, a line at a time."""
+    """Print one table, a line at a time, and keep it where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=("speed", "accuracy"))
     parser.add_argument("--repeats", type=int, default=3, help="runs of each job (speed)")
     parser.add_argument("--updates", type=int, default=24, help="updates of each run (speed)")
-    parser.add_argument("--algorithms", nargs="+", default=["sprint", "sync"], choices=("sprint", "sync"))
+    names = (*ASYNCHRONOUS, "sync")
+    parser.add_argument("--algorithms", nargs="+", default=names, choices=names, help="rows (accuracy)")
+    parser.add_argument("--document", type=Path, help="a file with marks")
     args = parser.parse_args()
+    mark, lines = f"scaling-{args.table}", [where()]
+    if args.document:
+        check_marks(args.document, mark)
     with tempfile.TemporaryDirectory(prefix="sprint-scaling-") as name:
         folder = Path(name)
         table = (speed(args.repeats, args.updates, folder) if args.table == "speed"
                  else accuracy(args.algorithms, folder))
         for line in table:
             print(line, flush=True)
+            lines.append(line)
+    if args.document:
+        write_between(args.document, mark, "\n".join(["```", *lines, "```"]))
 
 
 if __name__ == "__main__":
