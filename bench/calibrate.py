@@ -15,7 +15,7 @@ from ..kernels.device import Device
 from ..kernels.host import processor_name, usable_cores
 from . import environment
 from .crowding import check_unbound, measure_crowd
-from .fit import fit_curve, spread
+from .fit import fit_curve, fit_linear, spread
 from .gauge import Gauge, product_bytes
 from .gemm_time import GemmEstimate, GemmTable
 from .grids import errors, measure_table
@@ -26,7 +26,7 @@ from .op import Case
 from .ranks_gauge import measure_allreduce
 
 Report = Callable[[str, float], None]
-STARTS = {"kernels": 0.0, "products": 0.15, "loops": 0.6, "images": 0.75, "gradients": 0.78, "Allreduce": 0.95}
+STARTS = {"kernels": 0.0, "products": 0.15, "loops": 0.6, "images": 0.68, "Allreduce": 0.7, "gradients": 0.75}
 MOST_SIZES = 9  # of a kernel that are measured
 MEMORY_PART = 8  # the arrays of one call take no more than this part of the device's memory
 LEAST_PARAMETERS = 4096
@@ -45,7 +45,7 @@ class Effort:
 
 
 QUICK = Effort(0.01, 0.03, 10.0, 4_000_000)
-FULL = Effort(0.05, 0.5, 60.0, 32_000_000)
+FULL = Effort(0.05, 0.5, 100.0, 32_000_000)
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,15 @@ def calibrate(device: Device, wanted: Wanted, comm: Comm, name: str, description
         check_unbound(comm)
     made = _Maker(device, wanted, name, description, report).measure() if comm.rank == 0 else None
     comm.meet(np.zeros(1))
-    report("whole gradients and loops", STARTS["gradients"])
-    crowd = measure_crowd(comm, device, wanted.specs, wanted.subbatches, made.machine if made else None, wanted.conv,
-                          wanted.effort.trials_s)
     report("Allreduce", STARTS["Allreduce"])
-    allreduce = crowd.allreduce  # of rank 0, where the loops told it
-    if device.kind != "host":
-        allreduce = measure_allreduce(comm, _parameters(wanted), wanted.effort.seconds * 20)
-    if made is None or allreduce is None:
+    allreduce = measure_allreduce(comm, _parameters(wanted), wanted.effort.seconds * 20)
+    machine = replace(made.machine, allreduce=allreduce) if made else None
+    report("whole gradients and loops", STARTS["gradients"])
+    crowd = measure_crowd(comm, device, wanted.specs, wanted.subbatches, machine, wanted.conv, wanted.effort.trials_s)
+    if made is None or machine is None:
         return None
     checks = {**made.checks, "gradient": crowd.off}
-    machine = replace(made.machine, contention=crowd.contention, jitter=crowd.jitter, allreduce=allreduce)
+    machine = replace(machine, contention=crowd.contention, jitter=crowd.jitter)
     return Calibration(replace(machine, sources=_sources(machine, comm, checks)), checks)
 
 
@@ -101,8 +99,7 @@ def _sources(machine: Machine, comm: Comm, checks: dict[str, list[float]]) -> di
     """Where the values come from, and what the checks said of them."""
     meeting = f"measured among {comm.size} ranks on {len(set(comm.hosts))} hosts" if comm.size > 1 \
         else "one rank only: alpha is a guess (run it under mpirun)"
-    shared = " in the running loops, their meeting counted in" if machine.device.kind == "host" else ""
-    sources = {**machine.sources, "allreduce": meeting + shared,
+    sources = {**machine.sources, "allreduce": meeting,
                "contention": "whole gradients, and the running loops, against the sum of their parts"}
     for group, field_name in (("kernels", "kernels"), ("gemm", "gemm"), ("gradient", "contention")):
         if off := checks.get(group):
@@ -195,7 +192,7 @@ class _Maker:
         for spec in self.wanted.specs:
             seen |= measure_images(self.device, spec, spread(self.wanted.subbatches, 4))
         values = sorted(seen)
-        return {name: fit_curve(values, [seen[value][place] for value in values])
+        return {name: fit_linear(values, [seen[value][place] for value in values])
                 for place, name in enumerate(("load_image", "deform_image"))}
 
     def _sources(self) -> dict[str, str]:

@@ -184,6 +184,7 @@ def _progress(comm: Comm) -> Iterator[Callable[[str, float], None]]:
 def _print_checks(made: Calibration) -> None:
     import numpy as np
 
+    from .machine import ANY
     from .model_tables import open_screen
 
     console, machine = open_screen(), made.machine
@@ -195,6 +196,8 @@ def _print_checks(made: Calibration) -> None:
             sizes = np.abs(off)
             console.print(f"{what[group]}: error {np.median(sizes):.1%} in the median, {np.mean(sizes):.1%} on average "
                           f"({len(off)} checks)", soft_wrap=True)
-    crowding = ", ".join(f"{count:g}: {factor:.2f}" for count, factor in sorted(machine.contention.items()))
-    console.print(f"crowding by busy devices {crowding}; a gradient's time varies by {machine.jitter:.1%}",
-                  soft_wrap=True)
+    found = {count: groups["gradient"] for count, groups in sorted(machine.contention[ANY].items())}
+    crowding = ", ".join(f"{count:g}: x {crowd.alpha:.2f} + {1e6 * crowd.beta:.0f} us a launch"
+                         for count, crowd in found.items())
+    console.print(f"a gradient against its kernels, by busy devices {crowding}; "
+                  f"its time varies by {machine.jitter:.1%}", soft_wrap=True)

@@ -11,7 +11,7 @@ import numpy as np
 from ..distributed.options import Options
 from ..distributed.ranks import Comm
 from ..distributed.sprint import Sprint
-from ..distributed.telemetry import UPDATE_TERMS
+from ..distributed.telemetry import UPDATE_TERMS, WORKER_TERMS
 from ..engine.augment import Augment
 from ..engine.config import TrainConfig
 from ..engine.data import Loader, open_dataset
@@ -75,11 +75,29 @@ def gradients_at_once(devices: Sequence[Device], trial: Trial, turns: int) -> np
 
 @dataclass(frozen=True)
 class Loops:
-    """Mean seconds of a turn of both loops, and of an update's meeting with the other ranks and its Allreduce."""
+    """Mean seconds of a turn of both loops by term, as the telemetry has them."""
 
-    t_gpu: float
-    t_update: float
-    meeting: float
+    worker: dict[str, float]
+    update: dict[str, float]
+
+    @property
+    def t_gpu(self) -> float:
+        """Of a whole turn of a GPU thread."""
+        return sum(self.worker.values())
+
+    @property
+    def t_update(self) -> float:
+        """Of a whole turn of an update thread."""
+        return sum(self.update.values())
+
+
+def median_loops(runs: Sequence[Loops]) -> Loops:
+    """Term by term, so that what disturbed a run does no harm."""
+    return Loops(_medians([run.worker for run in runs]), _medians([run.update for run in runs]))
+
+
+def _medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.median([row[name] for row in rows])) for name in rows[0]}
 
 
 def run_loops(comm: Comm, devices: Sequence[Device], trial: Trial, turns: int) -> Loops:
@@ -92,11 +110,11 @@ def run_loops(comm: Comm, devices: Sequence[Device], trial: Trial, turns: int) -
     job.start(turns * trial.subbatch * comm.size * len(devices))
     job.join()
     job.close()
-    worker = np.concatenate([_settled(clock.recent) for clock in job.telemetry.worker_clocks]).sum(axis=1)
+    worker = np.concatenate([_settled(clock.recent) for clock in job.telemetry.worker_clocks]).mean(axis=0)
     update = _settled(job.telemetry.update_clock.recent).mean(axis=0)
-    meeting = sum(update[UPDATE_TERMS.index(name)] for name in ("barrier", "allreduce"))
-    means = comm.gather_all([float(worker.mean()), float(update.sum()), float(meeting)]).mean(axis=0)
-    return Loops(*means.tolist())
+    means = comm.gather_all([*worker.tolist(), *update.tolist()]).mean(axis=0).tolist()
+    return Loops(dict(zip(WORKER_TERMS, means, strict=False)),
+                 dict(zip(UPDATE_TERMS, means[len(WORKER_TERMS):], strict=True)))
 
 
 def _settled(rows: np.ndarray) -> np.ndarray:

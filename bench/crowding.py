@@ -1,10 +1,10 @@
-"""How much longer everything takes because of who else is busy on a host: the model's factors for it."""
+"""How much longer everything takes because of who else is busy on a host: gradients and loops that show it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -17,41 +17,28 @@ from ..engine.layers import NetSpec
 from ..engine.nets import build
 from ..kernels.device import Device, open_device
 from ..kernels.host import usable_cores
-from .crowd import Loops, Trial, gradients_at_once, run_loops
+from .crowd import Loops, Trial, gradients_at_once, median_loops, run_loops
+from .crowd_fit import Sight, fit_contention, fit_gradients
 from .fit import relative_spread, spread
-from .machine import Allreduce, Machine
+from .machine import Linear, Machine
 from .model import gradient_time, pieces_of
-from .ranks_gauge import fitted_allreduce, group_sizes
+from .ranks_gauge import group_sizes
 
 GRADIENTS = 20  # of each trial
-FIRST_TURNS, LEAST_TURNS, MOST_TURNS = 10, 25, 1000  # of each worker
+ROUNDS = 3  # of the runs of the loops: a machine is not as fast at one time as at another
+FIRST_TURNS, LEAST_TURNS, MOST_TURNS = 10, 15, 1000  # of each worker
 SMALL = 1 << 21  # parameters and values of an image up to which the loops are run with a net itself
-STAND_IN = ("cnn-a", 28, 4)  # net, pixels and sub-batch that stand in for larger ones
+STAND_IN = ("cnn-a", 28, (2, 4, 8))  # net, pixels and sub-batches that stand in for larger ones
 
 
 @dataclass
 class Crowd:
     """contention, jitter: as Machine has them; off: (time by the model) / (time) - 1 of whole gradients, contention
-    taken into account; allreduce: where it was measured in the running loops."""
+    taken into account."""
 
-    contention: dict[float, float]
+    contention: dict[str, dict[float, dict[str, Linear]]]
     jitter: float
     off: list[float]
-    allreduce: Allreduce | None = None
-
-
-@dataclass
-class _Seen:
-    """What the loops gave: (ranks, parameters, seconds) of meetings, and factors by busy devices."""
-
-    meetings: list[tuple[int, int, float]] = field(default_factory=list)
-    factors: dict[float, list[float]] = field(default_factory=dict)
-
-    def add(self, ranks: int, used: int, trial: Trial, loops: Loops, factor: float, machine: Machine | None) -> None:
-        """Take down a run of the loops; factor: how many times longer a turn of its GPU threads took."""
-        if machine:
-            self.factors.setdefault(machine.busy(used, ranks), []).append(factor)
-            self.meetings.append((ranks, trial.spec.parameter_count, loops.meeting / factor))
 
 
 def check_unbound(comm: Comm) -> None:
@@ -68,7 +55,7 @@ def check_unbound(comm: Comm) -> None:
 
 def measure_crowd(comm: Comm, device: Device, specs: Sequence[NetSpec], subbatches: Sequence[int],
                   machine: Machine | None, conv: str, seconds: float) -> Crowd:
-    """Whole gradients against the sum of their kernels; on host devices the running loops against the sum of theirs.
+    """Whole gradients against their kernels; on host devices the pieces of the running loops against those alone.
 
     machine: on rank 0 with all constants but these. About `seconds` for each half. A collective; only rank 0 has the
     result.
@@ -77,64 +64,56 @@ def measure_crowd(comm: Comm, device: Device, specs: Sequence[NetSpec], subbatch
     if machine:
         crowd = _gradients(device, specs, subbatches, machine, conv, seconds)
     if device.kind == "host":
-        seen = _loops(comm, device, _trials(specs, subbatches, conv), machine, seconds)
+        sights = _loops(comm, device, _trials(specs, subbatches, conv), seconds)
         if machine:
-            crowd.contention |= {busy: crowd.contention[1.0] * float(np.median(found))
-                                 for busy, found in seen.factors.items()}
-            nodes, counts, times = zip(*seen.meetings, strict=True)
-            crowd.allreduce = fitted_allreduce(nodes, counts, times)
+            for net, counts in fit_contention(machine, sights).items():
+                crowd.contention[net] = crowd.contention.get(net, {}) | counts
     return crowd
 
 
 def _trials(specs: Sequence[NetSpec], subbatches: Sequence[int], conv: str) -> list[Trial]:
-    """The small nets with a sub-batch from the middle, or a stand-in."""
-    middle = spread(subbatches, 3)
+    """The small nets, or a stand-in, with sub-batches that are spread over all."""
     small = [spec for spec in specs if max(spec.parameter_count, math.prod(spec.in_shape)) <= SMALL]
-    net, pixels, subbatch = STAND_IN
-    trials = [Trial(spec, middle[len(middle) // 2], conv) for spec in small]
-    return trials or [Trial(build(net, pixels), subbatch, conv)]
+    net, pixels, few = STAND_IN
+    pairs = product(small, spread(subbatches, 3)) if small else product([build(net, pixels)], few)
+    return [Trial(spec, n, conv) for spec, n in pairs]
 
 
 def _gradients(device: Device, specs: Sequence[NetSpec], subbatches: Sequence[int], machine: Machine, conv: str,
                seconds: float) -> Crowd:
     """One device alone, shortest gradients first, as many trials as there is time for."""
-    trials = sorted(((float(gradient_time(spec, machine, n).total), Trial(spec, n, conv)) for spec in specs
-                     for n in spread(subbatches, 3)), key=lambda pair: pair[0])
-    ratios: list[float] = []
+    trials = sorted(((gradient_time(spec, machine, n), Trial(spec, n, conv)) for spec in specs
+                     for n in spread(subbatches, 3)), key=lambda pair: float(pair[0].total))
+    seen: list[tuple[Trial, float]] = []
     jitters: list[float] = []
     left = seconds
     for modelled, trial in trials:
-        left -= 2 * GRADIENTS * modelled
-        if ratios and left < 0:
+        left -= 2 * GRADIENTS * float(modelled.total)
+        if seen and left < 0:
             break
         times = gradients_at_once([device], trial, GRADIENTS if left > 0 else 1)
-        ratios.append(float(np.median(times)) / modelled)
+        seen.append((trial, float(np.median(times))))
         jitters.append(relative_spread(times))
-    alone = float(np.median(ratios))
-    return Crowd({1.0: alone}, float(np.median(jitters)), [alone / ratio - 1 for ratio in ratios])
+    contention = fit_gradients(machine, seen)
+    alone = replace(machine, contention=contention)
+    off = [float(pieces_of(trial.spec, alone, 1, trial.subbatch, gradient_time(trial.spec, machine, trial.subbatch),
+                           1).compute) / time - 1 for trial, time in seen]
+    return Crowd(contention, float(np.median(jitters)), off)
 
 
-def _loops(comm: Comm, device: Device, trials: Sequence[Trial], machine: Machine | None, seconds: float) -> _Seen:
-    """The loops of all trials, on one rank and more, with one device each and more; a collective."""
+def _loops(comm: Comm, device: Device, trials: Sequence[Trial], seconds: float) -> list[Sight]:
+    """The loops of all trials, on one rank and more, with one device each and more, in rounds; a collective."""
     count = max(1, usable_cores() // device.threads)
     devices = [open_device(f"host:{index}", threads=device.threads) for index in range(count)]
-    alone = [_turn_alone(device, trial, machine) if machine else 0.0 for trial in trials]
-    sizes = group_sizes(comm.size)
-    each, seen = seconds / (len(sizes) * len(devices) * len(trials)), _Seen()
-    for size in sizes:
+    groups = {size: comm.first(size) for size in group_sizes(comm.size)}
+    settings = list(product(groups, range(1, count + 1), trials))
+    each = seconds / (ROUNDS * len(settings))
+    runs: dict[tuple[int, int, Trial], list[Loops]] = {setting: [] for setting in settings}
+    for size, used, trial in settings * ROUNDS:
         comm.meet(np.zeros(1))
-        group = comm.first(size)
-        for used, (trial, turn) in product(range(1, len(devices) + 1), zip(trials, alone, strict=True)):
-            if group:
-                loops = _run(group, devices[:used], trial, each)
-                seen.add(size, used, trial, loops, loops.t_gpu / turn if machine else 1.0, machine)
-    return seen
-
-
-def _turn_alone(device: Device, trial: Trial, machine: Machine) -> float:
-    """Seconds of a turn of a GPU thread when nothing else runs."""
-    gradient = float(np.median(gradients_at_once([device], trial, GRADIENTS)))
-    return float(pieces_of(trial.spec, machine, 1, trial.subbatch, gradient, 1).free_gpu_turn)
+        if group := groups[size]:
+            runs[size, used, trial].append(_run(group, devices[:used], trial, each))
+    return [Sight(*setting, median_loops(found)) for setting, found in runs.items() if found]
 
 
 def _run(group: Comm, devices: Sequence[Device], trial: Trial, seconds: float) -> Loops:

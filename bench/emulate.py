@@ -51,7 +51,7 @@ def emulate(comm: Comm, spec: NetSpec, machine: Machine, config: Config, *, para
     all ranks. Raises: UsageError for too few or too many updates.
     """
     pieces = floats(pieces_of(spec, machine, config.nodes, config.subbatch,
-                              gradient_time(spec, machine, config.subbatch).total,
+                              gradient_time(spec, machine, config.subbatch),
                               machine.busy(config.devices, config.ranks_per_host)))
     smooth = solve(pieces, config.nodes, config.devices)
     skip = together(comm, lambda: _warm_up(smooth, updates))

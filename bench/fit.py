@@ -28,6 +28,14 @@ def fit_linear(elements: Sequence[float] | Array, seconds: Sequence[float] | Arr
     return Linear(values[0], values[1] if len(values) > 1 else 0.0, residual)
 
 
+def fit_two(first: Sequence[float] | Array, second: Sequence[float] | Array,
+            seconds: Sequence[float] | Array) -> Linear:
+    """alpha * first + beta * second through (n,) measurements > 0, like fit_linear."""
+    x, y, t = (np.asarray(values, np.float64) for values in (first, second, seconds))
+    values, residual = _robust([x, y], t)
+    return Linear(values[0], values[1], residual)
+
+
 def fit_curve(elements: Sequence[float] | Array, seconds: Sequence[float] | Array) -> Linear:
     """The straight line where it does; else it keeps the measured points, which must have been measured with care.
 

@@ -34,7 +34,7 @@ GPU_STEPS = ("fetch_weights", "compute_update_val", "update_gradient")
 BUFFERS = 3  # GradBufs of the node that is measured: the first of a sum costs something else than the others
 FULL = (BUFFERS, 1, 0)  # of them when an update comes
 LEAST_TURNS, MOST_TURNS = 5, 60
-IMAGE_TURNS = 15
+IMAGE_TURNS = 40
 READY = 1.5  # times the reading of a batch after which it lies ready
 
 

@@ -110,7 +110,7 @@ def _turn(pieces: Pieces, nodes: Any, devices: int, least: int, t_gpu: Array, t_
     full = np.minimum(t_update / t_gpu, 1.0)
     fetch = np.minimum(t_gpu / t_update, 1.0) * pieces.fetch
     none = 0.0 if least else (1 - full) ** devices
-    sum_gradient = devices * full * pieces.add - (pieces.add - pieces.take) * (1 - none) + none * pieces.clear
+    sum_gradient = sum_seconds(pieces, devices, full, none)
     barrier = barrier_seconds(devices, nodes, full, pieces.take, pieces.add) + spread
     gpu = {"lock_weights": wait(pieces.publish, t_update) + (devices - 1) * wait(fetch, t_gpu),
            "fetch_weights": fetch, "load_image": pieces.load, "deform_image": pieces.deform,
@@ -124,6 +124,11 @@ def _turn(pieces: Pieces, nodes: Any, devices: int, least: int, t_gpu: Array, t_
     alone, together = (waiting_seconds(least, devices, among, t_gpu, busy) for among in (1, nodes))
     update["allreduce"] = update["allreduce"] + together - alone
     return Solution(gpu, update, sum(gpu.values()) + 0 * t_gpu, busy + together, barrier + together - alone, alone)
+
+
+def sum_seconds(pieces: Pieces, devices: int, full: Any, none: Any) -> Any:
+    """Seconds of SumGradient. full: probability that a GradBuf is full; none: that not one of them is."""
+    return devices * full * pieces.add - (pieces.add - pieces.take) * (1 - none) + none * pieces.clear
 
 
 def wait(section: Any, turn: Any) -> Any:

@@ -14,17 +14,20 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import UsageError
+from ..engine.layers import NetSpec
 from ..kernels.conv import ALGORITHMS
 from .fields import Fields
 from .gemm_time import GemmEstimate, GemmTable
 
-SCHEMA = 1
+SCHEMA = 2
 UNITS = "alpha: s per element, beta: s per call, residual: relative standard deviation, memory: bytes"
 MACHINES = Path(__file__).with_name("machines")
 LIST = re.compile(r"\[[^][{}]*\]")  # of numbers, which stand in one line of the file
 PER_PIXEL = ("load_image", "deform_image")
 PER_PARAMETER = ("fetch_weights", "compute_update_val", "update_gradient", "sum_gradient",
                  "update_old_weights", "add_momentum", "update_momentum", "update_weights")
+CROWDED = ("gradient", "images", "copies", "update", "allreduce")  # groups of pieces that others on the host hold up
+ANY = "any"  # net that has no contention of its own
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,10 @@ class Machine:
         clear_gradient, a sum of none, may be missing and then costs nothing.
     conv: the convolution that runs, as the engine names it ("auto": the fastest); threads: host threads of one device.
     jitter: relative standard deviation of the time of a gradient from one iteration to the next.
-    contention: busy devices on one host -> how many times longer a gradient takes there than the sum of its kernels.
-        Devices that are the host's own cores share them with the update threads: these count as busy then, and the
-        steps of the loops take longer as well, by what the factor is above that of one device alone.
+    contention: net as net_key names it, or ANY -> busy devices on one host -> group of pieces (CROWDED) -> what these
+        devices make of the group's seconds alone: alpha times as many, and beta more for each call. Devices that are
+        the host's own cores share them with the update threads: these count as busy then. Elsewhere only the gradient
+        is held up.
     sources: where each value comes from, by dotted field.
     """
 
@@ -114,7 +118,7 @@ class Machine:
     steps: Mapping[str, Linear]
     allreduce: Allreduce
     jitter: float = 0.0
-    contention: Mapping[float, float] = field(default_factory=dict)
+    contention: Mapping[str, Mapping[float, Mapping[str, Linear]]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def kernel(self, name: str) -> Linear:
@@ -138,20 +142,21 @@ class Machine:
         """Busy devices of a host with so many ranks; a thread that updates counts where it takes a core from them."""
         return ranks_per_host * (devices + (1 / self.threads if self.device.kind == "host" else 0))
 
-    def crowding(self, busy: float) -> float:
-        """How many times longer a gradient takes with `busy` devices on one host.
+    def crowding(self, net: str, group: str, busy: float) -> Linear:
+        """What `busy` devices on one host make of a group of pieces: alpha times their seconds, beta more a call.
 
-        Linear between the measured counts; beyond the last in proportion to `busy`: the processor is full.
+        Linear between the counts measured with this net, or with all; beyond the last in proportion to `busy`: the
+        processor is full.
         """
-        if not self.contention:
-            return 1.0
-        counts = sorted(self.contention)
-        within = float(np.interp(busy, counts, [self.contention[c] for c in counts]))
-        return within * max(1.0, busy / counts[-1])
-
-    def sharing(self, busy: float) -> float:
-        """How many times longer the steps of the loops take: longer only where cores are shared."""
-        return self.crowding(busy) / self.crowding(1) if self.device.kind == "host" else 1.0
+        counts_of = self.contention.get(net) or self.contention.get(ANY, {})
+        found = {count: groups[group] for count, groups in counts_of.items() if group in groups}
+        if not found or (group != "gradient" and self.device.kind != "host"):
+            return Linear(1.0)
+        counts = sorted(found)
+        alpha, beta, residual = (float(np.interp(busy, counts, [getattr(found[count], name) for count in counts]))
+                                 for name in ("alpha", "beta", "residual"))
+        beyond = max(1.0, busy / counts[-1])
+        return Linear(beyond * alpha, beyond * beta, residual)
 
     def save(self, path: Path) -> None:
         """Write the machine file (JSON)."""
@@ -164,7 +169,7 @@ class Machine:
         body = {"kernels": {k: v.plain() for k, v in self.kernels.items()},
                 "gemm": {k: _plain_gemm(v) for k, v in self.gemm.items()},
                 "steps": {k: v.plain() for k, v in self.steps.items()}, "allreduce": asdict(self.allreduce),
-                "jitter": self.jitter, "contention": {f"{k:g}": v for k, v in self.contention.items()}}
+                "jitter": self.jitter, "contention": {net: _plain_crowd(v) for net, v in self.contention.items()}}
         return head | body | {"sources": dict(self.sources)}
 
 
@@ -203,7 +208,9 @@ def read_machine(data: Any, where: str) -> Machine:
         kernels={key: _linear(value) for key, value in top.inside("kernels").groups().items()},
         gemm={key: _gemm(value) for key, value in top.inside("gemm").groups().items()},
         steps=_steps(top.inside("steps")), allreduce=_allreduce(top.inside("allreduce")),
-        jitter=top.number("jitter", 0.0), contention=_contention(top.inside("contention", optional=True)),
+        jitter=top.number("jitter", 0.0),
+        contention={net: _contention(counts)
+                    for net, counts in top.inside("contention", optional=True).groups().items()},
         sources=top.inside("sources", optional=True).texts())
     top.nothing_else()
     return machine
@@ -244,11 +251,22 @@ def _allreduce(fields: Fields) -> Allreduce:
     return value
 
 
-def _contention(fields: Fields) -> dict[float, float]:
+def net_key(spec: NetSpec) -> str:
+    """The name of a net in `contention`: NET:PIXELS, as sprint calibrate --nets takes it."""
+    return f"{spec.name}:{spec.in_shape[1]}"
+
+
+def _contention(fields: Fields) -> dict[float, dict[str, Linear]]:
     for key in fields.data:
         if not re.fullmatch(r"\d+(\.\d+)?", key) or float(key) < 1:
             raise fields.unfit(key, "a count of busy devices as key", key)
-    return {float(key): fields.number(key, positive=True) for key in sorted(fields.data, key=float)}
+    return {float(key): _crowded(fields.inside(key)) for key in sorted(fields.data, key=float)}
+
+
+def _crowded(fields: Fields) -> dict[str, Linear]:
+    found = {group: _linear(fields.inside(group)) for group in CROWDED if group in fields.data}
+    fields.nothing_else()
+    return found
 
 
 def _gemm(fields: Fields) -> GemmTable | GemmEstimate:
@@ -292,6 +310,10 @@ def _plain_gemm(gemm: GemmTable | GemmEstimate) -> dict[str, Any]:
     seconds = np.where(gemm.measured, gemm.seconds, np.nan)
     lists = {key: getattr(gemm, key).tolist() for key in ("m", "n", "k")}
     return lists | {"seconds": _nulls(seconds.tolist()), "residual": gemm.residual}
+
+
+def _plain_crowd(counts: Mapping[float, Mapping[str, Linear]]) -> dict[str, Any]:
+    return {f"{count:g}": {group: crowd.plain() for group, crowd in groups.items()} for count, groups in counts.items()}
 
 
 def _nulls(values: Any) -> Any:

@@ -17,7 +17,7 @@ from ..engine import memory
 from ..engine.layers import NetSpec
 from ..kernels.device import Device
 from .loops import Pieces, Solution, solve
-from .machine import PER_PARAMETER, PER_PIXEL, Machine
+from .machine import CROWDED, PER_PARAMETER, PER_PIXEL, Linear, Machine, net_key
 from .outcome import Config, Distribution, Outcome
 from .work import Call, GradientWork
 
@@ -26,12 +26,14 @@ PIECE_OF_STEP = {"load_image": "load", "deform_image": "deform", "compute_update
                  "fetch_weights": "fetch", "update_gradient": "deposit", "take_gradient": "take",
                  "sum_gradient": "add", "clear_gradient": "clear", "update_old_weights": "old",
                  "add_momentum": "momentum_add", "update_momentum": "momentum", "update_weights": "publish"}
+GROUP_OF_PIECE = {"compute": "gradient", "load": "images", "deform": "images", "fetch": "copies",
+                  "update_val": "copies", "deposit": "copies", "reduce": "allreduce"}  # all others: "update"
 SLICED = ("update_old_weights", "add_momentum", "update_momentum")
 
 
 @dataclass(frozen=True, eq=False)
 class GradientTime:
-    """Seconds of T_ComputeGradient by constant ("kernels.im2col", "gemm.sgemm.nt") and in all.
+    """Seconds of T_ComputeGradient by constant ("kernels.im2col", "gemm.sgemm.nt") and in all, and its launches.
 
     Arrays have the shape of the sub-batches asked for; outside: constant -> how many of its calls lie off the grid.
     Source: Oyama et al. 2016, eq. (4).
@@ -39,6 +41,7 @@ class GradientTime:
 
     by_constant: dict[str, Array]
     total: Array
+    launches: Array
     outside: dict[str, int]
 
 
@@ -50,6 +53,7 @@ def gradient_time(spec: NetSpec, machine: Machine, subbatch: Any) -> GradientTim
     work = GradientWork(spec, subbatch, machine.conv, _absent(machine), machine.device.workspace_bytes)
     by_constant: dict[str, Array] = {}
     outside: dict[str, int] = {}
+    launches = np.zeros(work.samples.shape)
     for part in work.parts:
         timed = [[_call_time(machine, call) for call in way] for way in part]
         chosen = np.argmin([sum((seconds for seconds, _ in way), np.zeros(work.samples.shape)) for way in timed],
@@ -57,10 +61,11 @@ def gradient_time(spec: NetSpec, machine: Machine, subbatch: Any) -> GradientTim
         for number, (way, times) in enumerate(zip(part, timed, strict=True)):
             for call, (seconds, off) in zip(way, times, strict=True):
                 name = _constant(machine, call)
+                launches = launches + np.where(chosen == number, call.times, 0.0)
                 by_constant[name] = by_constant.get(name, 0.0) + np.where(chosen == number, seconds, 0.0)
                 outside[name] = outside.get(name, 0) + bool(np.any(off & (chosen == number)))
     total = np.asarray(sum(by_constant.values()))
-    return GradientTime(by_constant, total, {name: count for name, count in outside.items() if count})
+    return GradientTime(by_constant, total, launches, {name: count for name, count in outside.items() if count})
 
 
 def _constant(machine: Machine, call: Call) -> str:
@@ -101,21 +106,41 @@ def memory_bytes(spec: NetSpec, machine: Machine, subbatch: int) -> int:
                        workspace_bytes=machine.device.workspace_bytes).total
 
 
-def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, gradient: Any, busy: float) -> Pieces:
+def pieces_of(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any, gradient: GradientTime,
+              busy: float) -> Pieces:
     """The pieces of both loops. nodes, subbatch: numbers or arrays that broadcast together.
 
-    gradient: seconds of it as gradient_time has them, like subbatch; busy: devices on one host.
+    gradient: as gradient_time has it for these sub-batches; busy: devices on one host, which hold each other up.
     """
+    alone = _pieces_alone(spec, machine, nodes, subbatch) | {"compute": gradient.total}
+    calls = {"compute": gradient.launches, "deform": np.asarray(subbatch), "load": 0, "publish": 0,
+             "reduce": 1 + np.log2(nodes)}
+    crowds, pieces = _crowds(spec, machine, busy), {}
+    for name, seconds in alone.items():
+        crowd = crowds[_group(name)]
+        pieces[name] = crowd.alpha * seconds + crowd.beta * calls.get(name, 1)
+    return Pieces(**pieces)
+
+
+def _crowds(spec: NetSpec, machine: Machine, busy: float) -> dict[str, Linear]:
+    """What others on the host make of each group of pieces."""
+    return {group: machine.crowding(net_key(spec), group, busy) for group in CROWDED}
+
+
+def _group(piece: str) -> str:
+    return GROUP_OF_PIECE.get(piece, "update")
+
+
+def _pieces_alone(spec: NetSpec, machine: Machine, nodes: Any, subbatch: Any) -> dict[str, Any]:
+    """Seconds of each piece but the gradient where nobody else is busy."""
     parameters, pixels = spec.parameter_count, math.prod(spec.in_shape) * np.asarray(subbatch)
-    steps: dict[str, Any] = {}
+    alone: dict[str, Any] = {"reduce": machine.allreduce.time(nodes, parameters)}
     for name in PER_PIXEL:
-        steps[PIECE_OF_STEP[name]] = machine.steps[name].time(pixels)
+        alone[PIECE_OF_STEP[name]] = machine.steps[name].time(pixels)
     for name in (*PER_PARAMETER, "take_gradient", "clear_gradient"):
         share = parameters / nodes if name in SLICED else parameters
-        steps[PIECE_OF_STEP[name]] = machine.steps[name].time(share)
-    steps["reduce"] = machine.allreduce.time(nodes, parameters)
-    shared = {name: value * machine.sharing(busy) for name, value in steps.items()}
-    return Pieces(compute=gradient * machine.crowding(busy), **shared)
+        alone[PIECE_OF_STEP[name]] = machine.steps[name].time(share)
+    return alone
 
 
 def predict(spec: NetSpec, machine: Machine, config: Config) -> Outcome:
@@ -125,11 +150,11 @@ def predict(spec: NetSpec, machine: Machine, config: Config) -> Outcome:
     """
     gradient = gradient_time(spec, machine, config.subbatch)
     busy = machine.busy(config.devices, config.ranks_per_host)
-    pieces = pieces_of(spec, machine, config.nodes, config.subbatch, gradient.total, busy)
+    pieces = pieces_of(spec, machine, config.nodes, config.subbatch, gradient, busy)
     solution = solve(pieces, config.nodes, config.devices, config.min_gradients)
     gpu = {name: float(value) for name, value in solution.gpu_terms.items()}
     update = {name: float(value) for name, value in solution.update_terms.items()}
-    moved = _moved(machine, gradient, machine.crowding(busy), pieces)
+    moved = _moved(machine, gradient, _crowds(spec, machine, busy), pieces)
     return Outcome(
         "predict", spec.name, machine.name, config, gpu, update, float(solution.t_gpu),
         float(solution.t_update), float(solution.barrier),
@@ -216,19 +241,23 @@ def _uncertainty(moved: Iterator[Pieces], solution: Solution, config: Config) ->
     return {name: math.sqrt(value) for name, value in variance.items()}
 
 
-def _moved(machine: Machine, gradient: GradientTime, crowding: float, pieces: Pieces) -> Iterator[Pieces]:
+def _moved(machine: Machine, gradient: GradientTime, crowds: dict[str, Linear], pieces: Pieces) -> Iterator[Pieces]:
     """The pieces with one constant after another made longer by its residual."""
     for name, seconds in gradient.by_constant.items():
         group, _, rest = name.partition(".")
         constant = machine.kernel(rest) if group == "kernels" else machine.gemm[rest]
         if constant.residual:
-            yield replace(pieces, compute=pieces.compute + crowding * constant.residual * seconds)
+            yield replace(pieces, compute=pieces.compute + crowds["gradient"].alpha * constant.residual * seconds)
     for step, constant in machine.steps.items():
         piece = PIECE_OF_STEP[step]
         if constant.residual:
             yield replace(pieces, **{piece: getattr(pieces, piece) * (1 + constant.residual)})
     if machine.allreduce.residual:
         yield replace(pieces, reduce=pieces.reduce * (1 + machine.allreduce.residual))
+    for group, crowd in crowds.items():
+        if crowd.residual:
+            yield replace(pieces, **{name: seconds * (1 + crowd.residual) for name, seconds in vars(pieces).items()
+                                     if _group(name) == group})
 
 
 def _results(solution: Solution, config: Config) -> dict[str, float]:

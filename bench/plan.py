@@ -126,7 +126,7 @@ def make_plan(spec: NetSpec, machine: Machine, nodes: Sequence[int], devices: in
         if not len(values) or min(values) < 1:
             raise UsageError(f"plan: {name}: expected whole numbers >= 1, got {list(values)[:5]}")
     batch, count = np.array(subbatches), np.array(nodes)
-    gradient, busy = gradient_time(spec, machine, batch).total, machine.busy(devices, ranks_per_host)
+    gradient, busy = gradient_time(spec, machine, batch), machine.busy(devices, ranks_per_host)
     solution = solve(pieces_of(spec, machine, count[:, None], batch, gradient, busy), count[:, None], devices)
     minibatch = minibatch_mean(count[:, None], devices, batch, solution.t_update / solution.t_gpu)
     staleness = staleness_mean(solution, devices)

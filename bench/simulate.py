@@ -67,7 +67,7 @@ def simulate(spec: NetSpec, machine: Machine, config: Config, weather: Weather, 
     if updates < LEAST_UPDATES:
         raise UsageError(f"simulate: updates: expected >= {LEAST_UPDATES}, got {updates}")
     weather.check(config.nodes)
-    gradient = gradient_time(spec, machine, config.subbatch).total
+    gradient = gradient_time(spec, machine, config.subbatch)
     busy = machine.busy(config.devices, config.ranks_per_host)
 
     def pieces_for(nodes: int) -> Pieces:

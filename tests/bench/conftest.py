@@ -12,7 +12,7 @@ KERNELS = ("im2col", "col2im", "add_bias", "bias_relu", "row_sum", "relu", "relu
 STEPS = ("load_image", "deform_image", "fetch_weights", "compute_update_val", "update_gradient", "sum_gradient",
          "update_old_weights", "add_momentum", "update_momentum", "update_weights")
 TOY = {
-    "schema": 1, "name": "toy", "description": "round numbers", "date": "2026-01-01", "threads": 2,
+    "schema": 2, "name": "toy", "description": "round numbers", "date": "2026-01-01", "threads": 2,
     "device": {"kind": "cuda", "name": "toy device", "per_node": 3, "memory_bytes": 10**9},
     "conv": "explicit",
     "kernels": {name: {"alpha": 1e-9, "beta": 1e-6} for name in KERNELS},

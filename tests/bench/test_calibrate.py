@@ -9,14 +9,13 @@ import time
 import numpy as np
 import pytest
 import typer
-from sprint.bench import calibrate, commands_calibrate, crowding
-from sprint.bench.crowd import Loops, Trial, gradients_at_once, run_loops
+from sprint.bench import calibrate, commands_calibrate
 from sprint.bench.fit import fit_allreduce, fit_curve, fit_linear, relative_spread
 from sprint.bench.gauge import Gauge, elapsed
 from sprint.bench.grids import Grid, measure_table
 from sprint.bench.loop_gauge import measure_images, measure_steps
-from sprint.bench.machine import PER_PARAMETER, load_machine, read_machine
-from sprint.bench.model import gradient_time, pieces_of, predict
+from sprint.bench.machine import ANY, PER_PARAMETER, load_machine
+from sprint.bench.model import predict
 from sprint.bench.needs import Product, kernel_cases, products
 from sprint.bench.outcome import Config
 from sprint.bench.ranks_gauge import group_sizes, measure_allreduce
@@ -197,7 +196,7 @@ def test_one_thread_is_timed_by_its_own_clock_and_more_by_the_walls(device):
     assert elapsed(HostDevice(threads=2), lambda: time.sleep(0.02)) >= 0.02
 
 
-# ---- steps, images, crowding, ranks
+# ---- steps, images, ranks
 
 def test_steps_cost_more_with_more_parameters(device):
     steps = measure_steps(device, [50_000, 100_000, 400_000], 0.02)
@@ -211,52 +210,6 @@ def test_images_are_handed_over_and_deformed(device):
     seen = measure_images(device, build("lenet", 28, 0.2, 10), [4, 16])
     assert sorted(seen) == [4 * 28 * 28, 16 * 28 * 28]
     assert all(min(load, deform) > 0 for load, deform in seen.values())
-
-
-TRIAL = Trial(build("lenet", 16, 0.2, 10), 2, "implicit")
-
-
-def test_gradients_of_several_devices_are_timed_at_once(device):
-    times = gradients_at_once([device, HostDevice(1, threads=1)], TRIAL, 7)
-    assert times.shape == (14,)
-    assert (times > 1e-5).all()
-
-
-def test_a_failing_gradient_ends_the_measurement(device):
-    class Broken(HostDevice):
-        def launch(self, *args, **options):
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        gradients_at_once([device, Broken(1, threads=1)], TRIAL, 3)
-
-
-def test_the_loops_tell_their_turns(device):
-    loops = run_loops(Single(), [device, HostDevice(1, threads=1)], TRIAL, 20)
-    assert loops.t_gpu > float(np.min(gradients_at_once([device], TRIAL, 5)))
-    assert 0 < loops.meeting < loops.t_update
-
-
-def test_crowding_is_gradients_and_loops_over_the_sum_of_their_parts(device, toy_data, monkeypatch):
-    """Faked times: kernels add up to half of a gradient, and the loops take three times a turn alone, or four."""
-    toy_data["device"]["kind"], toy_data["threads"], toy_data["conv"] = "host", 1, "explicit"
-    machine = read_machine(toy_data, "toy.json")
-    modelled = float(gradient_time(TRIAL.spec, machine, 2).total)
-    turn = float(pieces_of(TRIAL.spec, machine, 1, 2, 2 * modelled, 1).free_gpu_turn)
-    monkeypatch.setattr(crowding, "gradients_at_once", lambda devices, trial, turns: np.full(5, 2 * modelled))
-    monkeypatch.setattr(crowding, "usable_cores", lambda: 2)
-    monkeypatch.setattr(crowding, "run_loops", lambda comm, devices, trial, turns: Loops(
-        (2 + len(devices)) * turn, turn, 0.3 * (2 + len(devices))))
-    found = crowding.measure_crowd(Single(), device, [TRIAL.spec], [2], machine, "explicit", 0.1)
-    assert found.contention == pytest.approx({1: 2.0, 2: 6.0, 3: 8.0})  # an update thread counts as a device
-    assert (found.jitter, found.off) == (0, [0.0])
-    assert found.allreduce.beta * TRIAL.spec.parameter_count == pytest.approx(0.3)  # alone
-
-
-def test_large_nets_have_a_stand_in_in_the_loops(device):
-    small, large = build("lenet", 16), build("cnn-a")
-    assert [trial.spec for trial in crowding._trials([small, large], [1, 2, 4], "auto")] == [small]
-    assert [(t.spec.name, t.spec.in_shape[1]) for t in crowding._trials([large], [1], "auto")] == [("cnn-a", 28)]
 
 
 def test_groups_are_powers_of_two_and_everybody():
@@ -293,10 +246,10 @@ def test_a_tiny_real_calibration_predicts_its_net(app, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "QUICK", calibrate.Effort(0.002, 0.01, 0.5, 100_000))
     output = invoke(app, "-o", str(tmp_path / "here.json"), *TINY, "--subbatch", "1,4")
     assert "wrote" in output
-    assert "crowding by busy devices 1: " in output
+    assert "a gradient against its kernels, by busy devices 1: x " in output
     machine = load_machine(tmp_path / "here.json")
     assert (machine.name, machine.threads, machine.device.kind) == ("here", 1, "host")
-    assert sorted(machine.contention) == list(range(1, machine.device.per_node + 2))
+    assert sorted(machine.contention[ANY]) == list(range(1, machine.device.per_node + 2))
     assert "guess" in machine.sources["allreduce"]
     assert "measured by sprint calibrate" in machine.sources["kernels"]
     outcome = predict(build("lenet", 16, 0.2, 10), machine, Config(1, 1, 4))

@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from sprint.bench.machine import MACHINES, load_machine, machine_names, read_machine
+from sprint.bench.machine import MACHINES, Linear, load_machine, machine_names, net_key, read_machine
 from sprint.engine.errors import UsageError
+from sprint.engine.nets import build
 
 
 def spoilt(data, path, value):
@@ -24,7 +25,7 @@ def spoilt(data, path, value):
 
 
 FAULTS = [
-    ("schema", 2, "schema: expected 1, got 2"),
+    ("schema", 1, "schema: expected 2, got 1"),
     ("name", None, "name: expected a text, got nothing"),
     ("kernels/im2col/alpha", None, "kernels.im2col.alpha: expected a number >= 0, got nothing"),
     ("kernels/im2col/alpha", -1e-9, "kernels.im2col.alpha: expected a number >= 0, got -1e-09"),
@@ -42,8 +43,12 @@ FAULTS = [
     ("conv", "fft", "conv: expected one of explicit, implicit, winograd, auto, got 'fft'"),
     ("gemm/sgemm/efficiency", 0, "gemm.sgemm.efficiency: expected a number > 0, got 0"),
     ("gemm/sgemm/tile", [64], "gemm.sgemm.tile: expected [rows, columns], got [64.0]"),
-    ("contention", {"two": 1.5}, "contention.two: expected a count of busy devices as key, got 'two'"),
-    ("contention", {"2": 0}, "contention.2: expected a number > 0, got 0"),
+    ("contention", {"any": {"two": {}}}, "contention.any.two: expected a count of busy devices as key, got 'two'"),
+    ("contention", {"any": {"2": 1.5}}, "contention.any.2: expected an object, got 1.5"),
+    ("contention", {"any": {"2": {"gradient": {"alpha": -1}}}},
+     "contention.any.2.gradient.alpha: expected a number >= 0, got -1"),
+    ("contention", {"any": {"2": {"locks": {"alpha": 1}}}},
+     "contention.any.2.locks: expected no such field, got an object"),
     ("sources", {"device": 1}, "sources.device: expected a text, got 1"),
     ("speed", 1.0, "speed: expected no such field, got 1.0"),
 ]
@@ -85,7 +90,8 @@ def test_the_whole_file_must_be_an_object():
 def test_a_saved_machine_reads_back_the_same(tmp_path, toy_data):
     toy_data["gemm"]["sgemm.nt"] = {"m": [4, 8], "n": [1, 2], "k": [16],
                                     "seconds": [[[1.0], [None]], [[3.0], [4.0]]], "residual": 0.1}
-    toy_data |= {"contention": {"2": 1.5}, "jitter": 0.03, "sources": {"device": "estimate"}}
+    toy_data |= {"jitter": 0.03, "sources": {"device": "estimate"}}
+    toy_data["contention"] = {"any": {"2": {"copies": {"alpha": 1.5, "beta": 1e-6}}}}
     toy_data["device"]["workspace_bytes"] = 12345
     toy_data["steps"]["load_image"]["points"] = [[10, 0.5], [20, 0.75]]
     first = read_machine(toy_data, "toy.json")
@@ -96,7 +102,7 @@ def test_a_saved_machine_reads_back_the_same(tmp_path, toy_data):
     assert json.loads((tmp_path / "a.json").read_text())["gemm"]["sgemm.nt"]["seconds"][0][1] == [None]
     assert second.device == first.device
     assert second.steps == first.steps
-    assert second.contention == {2: 1.5}
+    assert second.contention == {"any": {2: {"copies": Linear(1.5, 1e-6)}}}
 
 
 def test_the_first_gradbuf_of_a_sum_costs_like_the_others_unless_said(toy_data):
@@ -111,10 +117,26 @@ def test_allreduce_is_free_of_the_logarithm_on_one_node(toy):
 
 
 def test_crowding_is_linear_between_counts_and_proportional_beyond(toy_data):
-    assert read_machine(toy_data, "t").crowding(7) == 1.0
-    toy_data["contention"] = {"1": 1.0, "3": 2.0}
+    assert read_machine(toy_data, "t").crowding("lenet:28", "gradient", 7) == Linear(1.0)
+    toy_data["contention"] = {"any": {"1": {"gradient": {"alpha": 1.0}}, "2": {"images": {"alpha": 9}},
+                                      "3": {"gradient": {"alpha": 2.0, "beta": 4.0}}}}
     machine = read_machine(toy_data, "t")
-    assert [machine.crowding(busy) for busy in (1, 2, 3, 6)] == [1.0, 1.5, 2.0, 4.0]
+    assert [machine.crowding("lenet:28", "gradient", busy) for busy in (1, 2, 3, 6)] == [
+        Linear(1.0), Linear(1.5, 2.0), Linear(2.0, 4.0), Linear(4.0, 8.0)]
+
+
+def test_a_net_has_its_own_crowding_where_the_file_knows_it(toy_data):
+    toy_data["contention"] = {"any": {"2": {"gradient": {"alpha": 2.0}}}, "lenet:28": {"2": {"gradient": {"alpha": 3}}}}
+    machine = read_machine(toy_data, "t")
+    assert [machine.crowding(net_key(build("lenet", pixels)), "gradient", 2).alpha for pixels in (28, 32)] == [3, 2]
+
+
+def test_only_gradients_are_held_up_where_devices_share_no_cores(toy_data):
+    toy_data["contention"] = {"any": {"1": {group: {"alpha": 3.0} for group in ("gradient", "copies")}}}
+    crowds = {kind: read_machine(toy_data | {"device": toy_data["device"] | {"kind": kind}}, "t")
+              for kind in ("cuda", "host")}
+    assert [crowds[kind].crowding("any", "copies", 1).alpha for kind in ("cuda", "host")] == [1.0, 3.0]
+    assert crowds["cuda"].crowding("any", "gradient", 1).alpha == 3.0
 
 
 def test_points_bend_the_line_between_them_and_the_line_goes_on_beyond(toy_data):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from sprint.bench.loops import Pieces, solve
-from sprint.bench.machine import load_machine, read_machine
+from sprint.bench.machine import CROWDED, load_machine, read_machine
 from sprint.bench.model import (
     gradient_time,
     minibatch_distribution,
@@ -36,6 +36,7 @@ def test_gradient_time_is_the_sum_that_a_hand_writes_down(toy):
     gemms = [(4, 24 * N, 18), (5, N, 24), (5, 24, N), (24, N, 5), (4, 18, 24 * N)]
     expected = sum(1e-9 * e + 1e-6 for e in kernels) + sum(gemm(*sizes) for sizes in gemms)
     assert float(gradient_time(TINY, toy, N).total) == pytest.approx(expected, rel=1e-12)
+    assert gradient_time(TINY, toy, N).launches == len(kernels) + len(gemms)
 
 
 def test_sub_batches_in_one_array_give_what_each_gives_alone(toy):
@@ -60,7 +61,7 @@ def test_automatic_convolution_takes_the_faster_way_of_each_direction(toy_data):
 
 def test_pieces_follow_parameters_slices_and_pixels(toy):
     spec = build("lenet")
-    pieces = pieces_of(spec, toy, 4, 5, 1.0, 1)
+    pieces = pieces_of(spec, toy, 4, 5, gradient_time(spec, toy, 5), 1)
     parameters = 20 * 26 + 50 * 501 + 500 * 801 + 10 * 501
     assert pieces.fetch == pytest.approx(1e-9 * parameters)
     assert pieces.momentum_add == pytest.approx(1e-9 * parameters / 4)
@@ -144,6 +145,14 @@ def test_uncertainty_follows_from_the_residuals(toy_data):
     assert both["t_update"] > 0.01
 
 
+def test_what_crowding_is_off_moves_its_own_group(toy_data):
+    toy_data["contention"] = {"any": {"1": {"gradient": {"alpha": 2.0, "residual": 0.1}}}}
+    outcome = predict(build("lenet"), read_machine(toy_data, "t"), Config(1, 1, 64))
+    share = outcome.gpu_terms["compute_gradient"] / outcome.t_gpu
+    assert outcome.uncertainty["t_gpu"] == pytest.approx(0.1 * share, rel=1e-2)
+    assert outcome.uncertainty["t_update"] < 0.01
+
+
 def test_shapes_off_the_grid_are_warned_of(toy_data):
     corners = [[[1e-6, 2e-6], [2e-6, 4e-6]], [[2e-6, 4e-6], [4e-6, 8e-6]]]
     toy_data["gemm"]["sgemm.nt"] = {"m": [1, 2], "n": [1, 2], "k": [1, 2], "seconds": corners}
@@ -154,7 +163,7 @@ def test_shapes_off_the_grid_are_warned_of(toy_data):
 
 def test_crowding_lengthens_only_the_gradient(toy_data):
     alone = predict(build("lenet"), read_machine(toy_data, "t"), Config(2, 2, 4))
-    toy_data["contention"] = {"1": 1.0, "4": 2.5}
+    toy_data["contention"] = {"any": {"1": {"gradient": {"alpha": 1.0}}, "4": {"gradient": {"alpha": 2.5}}}}
     machine = read_machine(toy_data, "t")
     crowded = predict(build("lenet"), machine, Config(2, 2, 4, ranks_per_host=2))
     assert crowded.gpu_terms["compute_gradient"] == pytest.approx(2.5 * alone.gpu_terms["compute_gradient"])
@@ -164,15 +173,23 @@ def test_crowding_lengthens_only_the_gradient(toy_data):
 def test_crowding_lengthens_everything_where_devices_are_the_hosts_cores(toy_data):
     toy_data["device"]["kind"], toy_data["threads"] = "host", 1
     alone = predict(build("lenet"), read_machine(toy_data, "t"), Config(2, 2, 4))
-    toy_data["contention"] = {"1": 1.0, "3": 2.0}
+    toy_data["contention"] = {"any": {"3": {group: {"alpha": 2.0} for group in CROWDED}}}
     crowded = predict(build("lenet"), read_machine(toy_data, "t"), Config(2, 2, 4))  # two devices and an update thread
     assert crowded.t_gpu == pytest.approx(2 * alone.t_gpu)
     assert crowded.t_update == pytest.approx(2 * alone.t_update)
     assert crowded.staleness.mean == pytest.approx(alone.staleness.mean)
-    toy_data["contention"] = {"1": 1.5, "3": 3.0}
-    unlike = predict(build("lenet"), read_machine(toy_data, "t"), Config(2, 2, 4))  # kernels do not add up to gradients
-    assert unlike.gpu_terms["compute_gradient"] == pytest.approx(3 * alone.gpu_terms["compute_gradient"])
-    assert unlike.gpu_terms["load_image"] == pytest.approx(2 * alone.gpu_terms["load_image"])
+
+
+def test_each_call_of_a_crowded_piece_costs_something(toy_data):
+    """With 1 s a call and nothing else, pieces are the calls that are counted."""
+    toy_data["device"]["kind"], toy_data["threads"] = "host", 1
+    toy_data["contention"] = {"any": {"3": {group: {"alpha": 0.0, "beta": 1.0} for group in CROWDED}}}
+    machine, spec = read_machine(toy_data, "t"), build("lenet")
+    gradient = gradient_time(spec, machine, 4)
+    pieces = pieces_of(spec, machine, 4, 4, gradient, machine.busy(2, 1))
+    assert pieces.compute == gradient.launches
+    assert (pieces.load, pieces.deform, pieces.fetch, pieces.old, pieces.publish) == (0, 4, 1, 1, 0)
+    assert pieces.reduce == 3  # four nodes
 
 
 def test_updates_that_wait_for_a_gradient_have_one_of_each_node(toy):
