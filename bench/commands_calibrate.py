@@ -76,8 +76,9 @@ def calibrate(
             made = measure(opened, wanted, comm, name or output.stem, description or "", report)
     if made:
         from .files import say_written
+        from .machine_file import save_machine
 
-        made.machine.save(output)
+        save_machine(made.machine, output)
         _print_checks(made)
         say_written(output)
 
@@ -133,7 +134,7 @@ def score(
     json_file: JsonFile = None, plot: PlotFile = None,
 ) -> None:
     """Score the prediction against a finished run: terms, times, mini-batch and staleness, each with its error."""
-    from .machine import load_machine
+    from .machine_file import load_machine
 
     check_outputs(json_file, plot)
     print_score(run, load_machine(machine), json_file, plot)
@@ -141,7 +142,7 @@ def score(
 
 def scorer(machine: str) -> Callable[[Path], None]:
     """Who scores the prediction of a machine, by file or name, against a run folder. Raises: UsageError."""
-    from .machine import load_machine
+    from .machine_file import load_machine
 
     facts = load_machine(machine)
     return lambda run: print_score(run, facts)

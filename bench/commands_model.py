@@ -164,7 +164,7 @@ def _times(path: Path | None) -> list[float]:
 
 def inputs(net: str, machine: str, image_size: int | None, width: float, classes: int | None) -> tuple[Any, Any]:
     from ..engine.nets import build
-    from .machine import load_machine
+    from .machine_file import load_machine
 
     return build(net, image_size=image_size, width=width, classes=classes), load_machine(machine)
 

@@ -24,7 +24,8 @@ import numpy as np
 from ..engine.errors import UsageError
 from ..engine.nets import build
 from ..kernels.source import cache_folder
-from .machine import Machine, load_machine
+from .machine import Machine
+from .machine_file import load_machine
 from .marks import check_marks, write_between
 from .model import predict
 from .model_tables import duration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from sprint.bench.machine import read_machine
+from sprint.bench.machine_file import read_machine
 
 KERNELS = ("im2col", "col2im", "add_bias", "bias_relu", "row_sum", "relu", "relu_backward", "max_pool",
            "max_pool_backward", "softmax_cross_entropy")

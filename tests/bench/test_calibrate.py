@@ -14,7 +14,8 @@ from sprint.bench.fit import fit_allreduce, fit_curve, fit_linear, relative_spre
 from sprint.bench.gauge import Gauge, elapsed
 from sprint.bench.grids import Grid, measure_table
 from sprint.bench.loop_gauge import measure_images, measure_steps
-from sprint.bench.machine import ANY, PER_PARAMETER, load_machine
+from sprint.bench.machine import ANY, PER_PARAMETER
+from sprint.bench.machine_file import load_machine
 from sprint.bench.model import predict
 from sprint.bench.needs import Product, kernel_cases, products
 from sprint.bench.outcome import Config

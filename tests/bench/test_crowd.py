@@ -9,7 +9,8 @@ import pytest
 from sprint.bench import crowding
 from sprint.bench.crowd import Loops, Trial, gradients_at_once, median_loops, run_loops
 from sprint.bench.crowd_fit import Sight, fit_contention, fit_crowd
-from sprint.bench.machine import ANY, CROWDED, Linear, read_machine
+from sprint.bench.machine import ANY, CROWDED, Linear
+from sprint.bench.machine_file import read_machine
 from sprint.bench.model import gradient_time, predict
 from sprint.bench.outcome import Config
 from sprint.distributed.ranks import Single

@@ -14,7 +14,7 @@ import typer
 from sprint.bench import commands_calibrate, pace
 from sprint.bench.emulate import emulate
 from sprint.bench.loops import Pieces
-from sprint.bench.machine import read_machine
+from sprint.bench.machine_file import read_machine, save_machine
 from sprint.bench.model import predict
 from sprint.bench.outcome import Config
 from sprint.bench.pace import EmulatedWorker, Pace, UpdatePace
@@ -168,7 +168,7 @@ def test_too_few_or_too_many_updates_are_refused(slow, updates):
 def test_nodes_must_be_the_ranks_that_are_there(tmp_path, slow):
     app = typer.Typer()
     app.command()(commands_calibrate.emulate)
-    slow.save(tmp_path / "slow.json")
+    save_machine(slow, tmp_path / "slow.json")
     result = CliRunner().invoke(app, ["lenet", "--machine", str(tmp_path / "slow.json"), "--nodes", "4", "--subbatch",
                                       "2"])
     assert isinstance(result.exception, UsageError)
@@ -178,7 +178,7 @@ def test_nodes_must_be_the_ranks_that_are_there(tmp_path, slow):
 
 @pytest.mark.skipif(find_mpirun() is None, reason="mpirun is not installed")
 def test_ranks_meet_and_stand_beside_prediction_and_simulation(tmp_path, slow):
-    slow.save(tmp_path / "slow.json")
+    save_machine(slow, tmp_path / "slow.json")
     command = [find_mpirun(), "--oversubscribe", "-n", "3", sys.executable, "-m", "sprint", "emulate", "lenet",
                "--machine", str(tmp_path / "slow.json"), "--nodes", "3", "--devices", "2", "--subbatch", "4",
                "--updates", "20", "--parameters", "500", "--json", str(tmp_path / "e.json"), "--plot",

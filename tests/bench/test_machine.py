@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from sprint.bench.machine import MACHINES, Linear, load_machine, machine_names, net_key, read_machine
+from sprint.bench.machine import Linear, net_key
+from sprint.bench.machine_file import MACHINES, load_machine, machine_names, read_machine, save_machine
 from sprint.engine.errors import UsageError
 from sprint.engine.nets import build
 
@@ -95,9 +96,9 @@ def test_a_saved_machine_reads_back_the_same(tmp_path, toy_data):
     toy_data["device"]["workspace_bytes"] = 12345
     toy_data["steps"]["load_image"]["points"] = [[10, 0.5], [20, 0.75]]
     first = read_machine(toy_data, "toy.json")
-    first.save(tmp_path / "a.json")
+    save_machine(first, tmp_path / "a.json")
     second = load_machine(tmp_path / "a.json")
-    second.save(tmp_path / "b.json")
+    save_machine(second, tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert json.loads((tmp_path / "a.json").read_text())["gemm"]["sgemm.nt"]["seconds"][0][1] == [None]
     assert second.device == first.device
@@ -161,7 +162,7 @@ def test_update_threads_are_busy_only_where_devices_are_cores(toy_data):
 
 def test_lists_of_numbers_stand_in_one_line_of_the_file(tmp_path, toy_data):
     toy_data["steps"]["load_image"]["points"] = [[10, 0.5], [20, 0.75]]
-    read_machine(toy_data, "t").save(tmp_path / "m.json")
+    save_machine(read_machine(toy_data, "t"), tmp_path / "m.json")
     assert "[10.0, 0.5]" in (tmp_path / "m.json").read_text().replace("[ ", "[").replace(" ]", "]")
 
 

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 from sprint.bench.loops import Pieces, solve
-from sprint.bench.machine import CROWDED, load_machine, read_machine
+from sprint.bench.machine import CROWDED
+from sprint.bench.machine_file import load_machine, read_machine
 from sprint.bench.model import (
     gradient_time,
     minibatch_distribution,

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from sprint.bench.machine import load_machine
+from sprint.bench.machine_file import load_machine
 from sprint.bench.model import predict
 from sprint.bench.model_plots import plot_plan
 from sprint.bench.outcome import Config

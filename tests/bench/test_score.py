@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import typer
 from sprint.bench import commands_calibrate
-from sprint.bench.machine import read_machine
+from sprint.bench.machine_file import read_machine, save_machine
 from sprint.bench.outcome import GPU_TERMS, UPDATE_TERMS, Distribution
 from sprint.bench.score import errors, plain, read_run, score
 from sprint.bench.score_runs import Scored, table
@@ -138,7 +138,7 @@ def test_folders_without_a_finished_run_are_refused(copy, tmp_path):
 def test_the_command_prints_draws_and_writes(tmp_path, toy, monkeypatch):
     app = typer.Typer()
     app.command()(commands_calibrate.score)
-    toy.save(tmp_path / "toy.json")
+    save_machine(toy, tmp_path / "toy.json")
     words = [str(RECORDED), "--machine", str(tmp_path / "toy.json"), "--json", str(tmp_path / "s.json"), "--plot",
              str(tmp_path / "s.png")]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sprint.bench.cluster import Cluster, Mutex
 from sprint.bench.loops import Pieces, barrier_seconds
-from sprint.bench.machine import load_machine, read_machine
+from sprint.bench.machine_file import load_machine, read_machine
 from sprint.bench.model import predict
 from sprint.bench.outcome import Config
 from sprint.bench.simulate import Weather, simulate
