@@ -100,7 +100,9 @@ def _sources(machine: Machine, comm: Comm, checks: dict[str, list[float]]) -> di
     meeting = f"measured among {comm.size} ranks on {len(set(comm.hosts))} hosts" if comm.size > 1 \
         else "one rank only: alpha is a guess (run it under mpirun)"
     sources = {**machine.sources, "allreduce": meeting,
-               "contention": "whole gradients, and the running loops, against the sum of their parts"}
+               "contention": "whole gradients, and the running loops, against the sum of their parts",
+               "jitter": "from one whole gradient to the next, one device alone", "conv": "as asked for",
+               "threads": "as asked for"}
     for group, field_name in (("kernels", "kernels"), ("gemm", "gemm"), ("gradient", "contention")):
         if off := checks.get(group):
             sources[field_name] += f"; off by {np.median(np.abs(off)):.1%} in the median of {len(off)} checks"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 from ..engine.errors import UsageError
 from ..engine.nets import build
 from ..kernels.source import cache_folder
-from .machine import Machine
+from .machine import ANY, Machine
 from .machine_file import load_machine
 from .marks import check_marks, write_between
 from .model import predict
@@ -173,10 +173,22 @@ def table(rows: Sequence[Scored], seen: str) -> str:
     for row in rows:
         cells = [f"{_shown(row.predicted, name)} / {_shown(row.seen, name)} ({row.error(name):+.1%})" for name in NAMES]
         lines.append("| " + " | ".join([row.net, f"{row.nodes} x {row.devices} x {row.subbatch}", *cells]) + " |")
-    means = {name: float(np.mean([abs(row.error(name)) for row in rows])) for name in NAMES}
+    means = mean_errors(rows)
     verdicts = [f"{means[name]:.1%} (limit {limit:.0%}{'' if means[name] <= limit else ', missed'})"
                 for name, limit in LIMITS.items()]
     return "\n".join([*lines, "| **mean size of the error** | | " + " | ".join(verdicts) + " |"])
+
+
+def mean_errors(rows: Sequence[Scored]) -> dict[str, float]:
+    """Mean size of the error of each quantity."""
+    return {name: float(np.mean([abs(row.error(name)) for row in rows])) for name in NAMES}
+
+
+def as_unknown(row: Scored, machine: Machine) -> Scored:
+    """The same run predicted with what the contention of all nets together says, as for a net that is new."""
+    general = replace(machine, contention={ANY: machine.contention.get(ANY, {})})
+    config = Config(**row.predicted["config"])
+    return replace(row, predicted=predict(build(row.net, SIZE[row.net], 1.0, CLASSES), general, config).plain())
 
 
 def _value(outcome: dict[str, Any], name: str) -> float:
@@ -194,9 +206,12 @@ def report(machine: Machine, runs: Sequence[Scored], emulated: Sequence[Scored])
     facts = [f"Measured on {machine.date}: {machine.description}. Training runs of about {RUN_S:g} s each with "
              "`--min-gradients 0` (the paper's free loop), calibrated before them and apart from them.",
              *(f"- {group}: {machine.sources[group]}" for group in ("kernels", "gemm", "contention", "allreduce"))]
+    unknown = mean_errors([as_unknown(row, machine) for row in runs])
+    general = ("With the contention of both nets together in place of each net's own the mean sizes are "
+               f"{', '.join(f'{unknown[name]:.1%}' for name in NAMES)}.")
     cluster = (f"Emulated: CNN-A on the `{CLUSTER}` file, {CLUSTER_UPDATES} updates of the real threads, locks and MPI "
                "code at that machine's pace, all ranks on this host.")
-    return "\n".join([*facts, "", table(runs, "measured"), "", cluster, "", table(emulated, "emulated")])
+    return "\n".join([*facts, "", table(runs, "measured"), "", general, "", cluster, "", table(emulated, "emulated")])
 
 
 def main(folder: Path, document: Path | None) -> None:
