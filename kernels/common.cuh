@@ -12,6 +12,10 @@
 //                                  local[i - run.begin] of an array local[RUN]
 //   begin_run(out, run, local)     where to put the run's items of the matrix `out`; end_run(out, run, local) when they are
 //                                  all there: the host writes a matrix larger than its caches past them
+//   begin_part(out, past, local)   where to put a part of a matrix that is not one run, up to 2 * RUN items from `out` on, and
+//                                  end_part(out, past, part, count) when they are all there; past = past_caches(items of
+//                                  the matrix)
+//   first_of(run, lo)              the first item of the run from lo on; items_of(run, lo, hi): how many lie in [lo, hi)
 //   BLOCK_ROWS(row, rows)          one block works on one row at a time
 //   BLOCK_COLUMNS(run, N)          one block works on a run of columns of a matrix at a time: one column on CUDA, up to COLUMNS
 //                                  neighbours on the host, whose lines vectorise: BLOCK_STRIDE(k, K) EACH(n, run, 0, N)
@@ -50,6 +54,13 @@ struct Run {
   } else  // so that an else behind the statement is not taken for this if's
 __device__ inline float* begin_run(float*, Run, float* local) { return local; }
 __device__ inline void end_run(float* out, Run run, const float* local) { out[run.begin] = local[0]; }
+__device__ inline bool past_caches(i64) { return false; }
+__device__ inline float* begin_part(float*, bool, float* local) { return local; }
+__device__ inline void end_part(float* out, bool, const float* part, i64 count) {
+  for (i64 i = 0; i < count; ++i) out[i] = part[i];
+}
+__device__ inline i64 first_of(Run run, i64 lo) { return run.begin < lo ? lo : run.begin; }
+__device__ inline i64 items_of(Run run, i64 lo, i64 hi) { return run.begin >= lo && run.begin < hi; }
 #define BLOCK_ROWS(row, rows) for (i64 row = blockIdx.x; row < (rows); row += gridDim.x)
 #define COLUMNS 1
 #define BLOCK_COLUMNS(run, N) BLOCK_ROWS(run##_begin, N) if (const Run run{run##_begin}; true)

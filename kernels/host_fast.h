@@ -122,18 +122,27 @@ struct Run {
   long long row, begin, end;
   bool past_caches;
 };
+static inline bool past_caches(long long items) { return items * (long long)sizeof(float) > CACHE_BYTES; }
+static inline long long first_of(const Run& run, long long lo) { return max(lo, run.begin); }
+static inline long long items_of(const Run& run, long long lo, long long hi) {
+  return max(min(hi, run.end) - max(lo, run.begin), 0LL);
+}
 static inline Run next_run(long long flat, long long end, long long cols, long long line, long long total) {
   const RowSpan span = row_span(flat, end, cols);
   const long long most = line > RUN ? span.begin + RUN : (span.begin / line + RUN / line) * line;
-  return {span.row, span.begin, min(span.end, most), total * (long long)sizeof(float) > CACHE_BYTES};
+  return {span.row, span.begin, min(span.end, most), past_caches(total)};
 }
 
 // A run on its way past the caches lies in one page, and in a cache line as it will lie there: anything else is slower.
-alignas(4096) static thread_local float stage[RUN + 16];
+alignas(4096) static thread_local float stage[2 * RUN + 16];
 static inline float* stage_of(const float* to) { return stage + (uintptr_t)to % 64 / sizeof(float); }
 static inline float* begin_run(float* out, const Run& run, float*) {
   return run.past_caches ? stage_of(out + run.begin) : out + run.begin;
 }
 static inline void end_run(float* out, const Run& run, const float*) {
   if (run.past_caches) stream(out + run.begin, stage_of(out + run.begin), run.end - run.begin);
+}
+static inline float* begin_part(float* out, bool past, float*) { return past ? stage_of(out) : out; }
+static inline void end_part(float* out, bool past, const float* part, long long count) {
+  if (past) stream(out, part, count);
 }

@@ -134,20 +134,24 @@ extern "C" __global__ void max_pool_2x2_backward(const float* __restrict__ dy, c
                                                  const float* __restrict__ pooled, float* __restrict__ dx, int relu,
                                                  i64 planes, i64 H, i64 W, i64 P, i64 Q) {
   const float closed = gate(relu);
+  const bool past = past_caches(planes * H * W);
   RUN_LOOP(all, run, 1, planes * P * Q, Q) {
     int where[RUN];
     EACH(i, run, 0, planes * P * Q) where[i - run.begin] = pooled[i] <= closed ? -1 : arg[i];
     EACH_LINE(plane, p, run, P, Q) {
       const i64 q0 = (plane * P + p) * Q;
+      const i64 first = first_of(run, q0), items = items_of(run, q0, q0 + Q);
       for (int r = 0; r < 2; ++r) {
-        float* out = dx + (plane * H + 2 * p + r) * W;
+        float* line = dx + (plane * H + 2 * p + r) * W;
+        float local[2 * RUN], *out = begin_part(line + 2 * (first - q0), past, local);
         EACH(i, run, q0, q0 + Q) {
           const int from = where[i - run.begin];
           const float gradient = dy[i];
-          out[2 * (i - q0)] = from == 2 * r ? gradient : 0.f;
-          out[2 * (i - q0) + 1] = from == 2 * r + 1 ? gradient : 0.f;
+          out[2 * (i - first)] = from == 2 * r ? gradient : 0.f;
+          out[2 * (i - first) + 1] = from == 2 * r + 1 ? gradient : 0.f;
         }
-        if (W % 2) EACH(i, run, q0 + Q - 1, q0 + Q) out[W - 1] = 0.f;
+        end_part(line + 2 * (first - q0), past, out, 2 * items);
+        if (W % 2) EACH(i, run, q0 + Q - 1, q0 + Q) line[W - 1] = 0.f;
       }
     }
   }

@@ -176,6 +176,20 @@ def test_lines_longer_than_a_run(fast, rng, poison, window, stride, pad):
     check(fast, x, window, stride, pad, dy, poison)
 
 
+@pytest.mark.parametrize("H, W", [(2050, 2052), (2049, 2051), (9, 500_001)])
+def test_a_gradient_beyond_the_caches(fast, rng, poison, H, W):
+    """dx of more than 32 MiB is written past them; compared with NumPy's placing of dy by arg."""
+    planes = -(-9_000_000 // (H * W))
+    P, Q = H // 2, W // 2
+    dy = rng.standard_normal((1, planes, P, Q)).astype(np.float32)
+    arg = rng.integers(0, 4, dy.shape).astype(np.uint8)
+    dx, expected = poison((1, planes, H, W)), np.zeros((1, planes, H, W), np.float32)
+    for tap in range(4):
+        expected[:, :, tap // 2:2 * P:2, tap % 2:2 * Q:2] = np.where(arg == tap, dy, 0)
+    pool.max_pool_backward(fast, dy, arg, dx, (2, 2), (2, 2))
+    np.testing.assert_array_equal(dx, expected)
+
+
 def test_equal_bytes_every_run(rng, poison):
     x = rng.integers(0, 3, (8, 4, 33, 65)).astype(F)
     found = set()
