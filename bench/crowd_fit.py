@@ -11,7 +11,7 @@ from .crowd import Loops, Trial
 from .fit import fit_two, relative_spread
 from .loops import Pieces, barrier_seconds, sum_seconds, wait
 from .machine import ANY, CROWDED, Linear, Machine, net_key
-from .model import gradient_time, pieces_of
+from .pieces import gradient_time, pieces_of
 
 Contention = dict[str, dict[float, dict[str, Linear]]]  # of a net, or of ANY from all nets; by busy devices; by group
 COPIES = ("lock_weights", "fetch_weights", "compute_update_val", "lock_gradient", "update_gradient")

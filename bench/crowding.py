@@ -21,7 +21,7 @@ from .crowd import Loops, Trial, gradients_at_once, median_loops, run_loops
 from .crowd_fit import Sight, fit_contention, fit_gradients
 from .fit import relative_spread, spread
 from .machine import Linear, Machine
-from .model import gradient_time, pieces_of
+from .pieces import gradient_time, pieces_of
 from .ranks_gauge import group_sizes
 
 GRADIENTS = 20  # of each trial

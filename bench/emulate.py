@@ -17,9 +17,10 @@ from ..engine.errors import UsageError
 from ..engine.layers import NetSpec
 from .loops import Solution, solve
 from .machine import Machine
-from .model import gradient_time, memory_bytes, pieces_of
+from .model import memory_bytes
 from .outcome import Config, Distribution, Outcome
 from .pace import EmulatedWorker, UpdatePace
+from .pieces import gradient_time, pieces_of
 from .simulate import LEAST_UPDATES, Weather, computes, floats
 
 Array = np.ndarray

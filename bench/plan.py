@@ -16,8 +16,9 @@ from ..engine.errors import UsageError
 from ..engine.layers import NetSpec
 from .loops import solve
 from .machine import Machine
-from .model import gradient_time, memory_bytes, minibatch_mean, pieces_of, staleness_mean
+from .model import memory_bytes, minibatch_mean, staleness_mean
 from .outcome import ILSVRC_IMAGES
+from .pieces import gradient_time, pieces_of
 
 Array = np.ndarray
 GIB = 2**30

@@ -17,8 +17,9 @@ from ..engine.layers import NetSpec
 from .cluster import Cluster, Tally
 from .loops import Pieces, solve
 from .machine import Machine
-from .model import gradient_time, memory_bytes, pieces_of
+from .model import memory_bytes
 from .outcome import Config, Distribution, Outcome
+from .pieces import gradient_time, pieces_of
 
 LEAST_UPDATES = 10
 DRAWS = 1 << 14

@@ -11,8 +11,9 @@ from sprint.bench.crowd import Loops, Trial, gradients_at_once, median_loops, ru
 from sprint.bench.crowd_fit import Sight, fit_contention, fit_crowd
 from sprint.bench.machine import ANY, CROWDED, Linear
 from sprint.bench.machine_file import read_machine
-from sprint.bench.model import gradient_time, predict
+from sprint.bench.model import predict
 from sprint.bench.outcome import Config
+from sprint.bench.pieces import gradient_time
 from sprint.distributed.ranks import Single
 from sprint.distributed.telemetry import UPDATE_TERMS, WORKER_TERMS
 from sprint.engine.nets import build

@@ -9,15 +9,9 @@ import pytest
 from sprint.bench.loops import Pieces, solve
 from sprint.bench.machine import CROWDED
 from sprint.bench.machine_file import load_machine, read_machine
-from sprint.bench.model import (
-    gradient_time,
-    minibatch_distribution,
-    pieces_of,
-    predict,
-    staleness_distribution,
-    staleness_mean,
-)
+from sprint.bench.model import minibatch_distribution, predict, staleness_distribution, staleness_mean
 from sprint.bench.outcome import GPU_TERMS, UPDATE_TERMS, Config, Distribution
+from sprint.bench.pieces import gradient_time, pieces_of
 from sprint.engine.errors import UsageError
 from sprint.engine.layers import Conv2D, Dense, MaxPool2D, NetSpec, ReLU, SoftmaxCrossEntropy
 from sprint.engine.nets import build
