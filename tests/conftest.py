@@ -14,6 +14,8 @@ from sprint.kernels.host import HostDevice
 from sprint.kernels.simt import ORDERS, SimtDevice
 
 BLOCKS = (32, 128, 256)
+QUICK = ((32, "shuffle"), (256, "reverse"))  # ways of simt mode that `make check` takes
+JOBS = {"mpirun", "job"}  # fixtures that start MPI jobs
 ENDS_S = 3.0  # how long a thread may take to end after the test that started it
 
 
@@ -29,8 +31,15 @@ def pytest_configure(config):
         _load("fake_cupy").install(pytest.MonkeyPatch())
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Tests marked gpu run only where they are asked for (-m gpu), and say why where there is no GPU."""
+    """Tests marked gpu run only where they are asked for (-m gpu), and say why where there is no GPU.
+
+    Those that start MPI jobs are slow, but for a few that are marked smoke.
+    """
+    for item in items:
+        if JOBS & set(item.fixturenames) and not item.get_closest_marker("smoke"):
+            item.add_marker("slow")
     of_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if "gpu" not in (config.getoption("-m") or ""):
         config.hook.pytest_deselected(items=of_gpu)
@@ -55,7 +64,7 @@ def every_device():
         for order in ORDERS:
             options = {"block": block, "order": order, "seed": block}
             yield pytest.param(lambda sanitize, options=options: SimtDevice(**options, sanitize=sanitize),
-                               id=f"simt-{block}-{order}")
+                               id=f"simt-{block}-{order}", marks=[pytest.mark.slow] * ((block, order) not in QUICK))
     yield pytest.param(lambda sanitize: mirrored_cuda(), id="cuda", marks=pytest.mark.gpu)
 
 

@@ -76,6 +76,7 @@ def test_json_on_the_screen_is_nothing_but_json(quick, capsys):
     assert [case["problem"] for case in json.loads(out)["cases"]] == ["relu n100"] and "wrote" not in err
 
 
+@pytest.mark.slow
 def test_check_only_times_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(kernels, "measure_ceilings", None)
     monkeypatch.setattr(kernels, "measure", None)

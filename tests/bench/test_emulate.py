@@ -176,6 +176,7 @@ def test_nodes_must_be_the_ranks_that_are_there(tmp_path, slow):
                                      "(mpirun -n 4 sprint emulate ...)")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_mpirun() is None, reason="mpirun is not installed")
 def test_ranks_meet_and_stand_beside_prediction_and_simulation(tmp_path, slow):
     save_machine(slow, tmp_path / "slow.json")
@@ -195,6 +196,7 @@ def test_ranks_meet_and_stand_beside_prediction_and_simulation(tmp_path, slow):
     assert (tmp_path / "e.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_mpirun() is None, reason="mpirun is not installed")
 def test_ranks_measure_the_allreduce_between_them(tmp_path):
     command = [find_mpirun(), "--oversubscribe", "-n", "2", "--bind-to", "none", sys.executable, "-m", "sprint",
@@ -209,6 +211,7 @@ def test_ranks_measure_the_allreduce_between_them(tmp_path):
     assert made["allreduce"]["alpha"] + made["allreduce"]["beta"] + made["allreduce"]["latency"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_mpirun() is None, reason="mpirun is not installed")
 def test_ranks_bound_to_cores_of_their_own_cannot_measure_a_host(tmp_path):
     command = [find_mpirun(), "--oversubscribe", "-n", "2", "--bind-to", "core", sys.executable, "-m", "sprint",

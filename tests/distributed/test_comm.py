@@ -95,8 +95,7 @@ def test_launched_without_mpi4py_says_what_to_install(monkeypatch):
         open_comm()
 
 
-@pytest.mark.parametrize("level", ["serialized", pytest.param("single", marks=pytest.mark.slow),
-                                   pytest.param("funneled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", ["serialized", "single", "funneled"])
 def test_too_low_a_thread_level_is_refused_with_the_reason(mpirun, tmp_path, level):
     done = mpirun(2, "job.py", "--out", tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": level})
     assert done.code != 0 and done.seconds < 10
@@ -104,6 +103,7 @@ def test_too_low_a_thread_level_is_refused_with_the_reason(mpirun, tmp_path, lev
     assert "Traceback" not in done.err
 
 
+@pytest.mark.smoke
 def test_collectives_of_three_ranks(mpirun, tmp_path):
     done = mpirun(3, "collectives.py")
     assert done.code == 0, done.err

@@ -15,11 +15,6 @@ import pytest
 IN_TIME_S = 10.0
 
 
-def also(*values):
-    """The same again in another way: left to the whole test run."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 def began(folder, rank=0):
     deadline = time.monotonic() + 12
     while not (folder / f"began-rank{rank}").exists() and time.monotonic() < deadline:
@@ -56,7 +51,7 @@ def check_saved(folder, rank):
     assert weights[0] == state["progress"]["samples"] == weights[1:].sum()
 
 
-@pytest.mark.parametrize("ft", [False, also(True)])
+@pytest.mark.parametrize("ft", [False, True])
 def test_a_worker_that_raises_ends_all_ranks_with_its_traceback_first(mpirun, tmp_path, ft):
     done = mpirun(3, "job.py", "--out", tmp_path, "--samples", 10**8, "--delay", 0.002, "--inject",
                   "raise-worker=1@update=20", ft=ft)
@@ -76,14 +71,14 @@ def test_an_error_outside_the_loops_aborts_the_others(mpirun, tmp_path):
     assert all_gone(pids(tmp_path, 2))
 
 
-@pytest.mark.parametrize("ft", [False, also(True)])
+@pytest.mark.parametrize("ft", [False, True])
 def test_a_rank_that_raises_before_mpi_ends_all(mpirun, tmp_path, ft):
     done = mpirun(2, "job.py", "--out", tmp_path, "--raise-at-import", 1, ft=ft)
     assert done.code != 0 and done.seconds < IN_TIME_S + 4  # under ULFM the start limit of 8 s ends rank 0
     assert "raised before MPI" in done.err
 
 
-@pytest.mark.parametrize("victim", [0, also(1)])
+@pytest.mark.parametrize("victim", [0, 1])
 def test_kill_9_without_ulfm_ends_all_ranks_with_a_checkpoint(mpirun, tmp_path, victim):
     done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 10**8, "--delay", 0.002, "--inject",
                   f"kill-rank={victim}@update=50")
@@ -93,7 +88,6 @@ def test_kill_9_without_ulfm_ends_all_ranks_with_a_checkpoint(mpirun, tmp_path, 
     assert checkpoint(tmp_path, 1 - victim)[1] == 49
 
 
-@pytest.mark.slow
 def test_kill_9_without_ulfm_saves_a_large_network_too(mpirun, tmp_path):
     """160 MB, which mpirun's 0.25 s between SIGTERM and SIGKILL do not allow."""
     done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 10**8, "--delay", 0.002, "--params", 20_000_000,
@@ -144,7 +138,7 @@ def test_a_rank_that_does_not_answer_at_all_is_named_by_the_others(mpirun, tmp_p
     assert all_gone(pids(tmp_path, 3))
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), also(signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_one_rank_ends_all_after_the_same_update(mpirun, tmp_path, number, code):
     def send(process):
         began(tmp_path)

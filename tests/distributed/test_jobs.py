@@ -28,6 +28,7 @@ def test_weights_count_every_sample_of_every_rank_once(mpirun, tmp_path, ranks, 
     assert sum(f["own"] for f in found) == found[0]["gradients"]
 
 
+@pytest.mark.smoke
 def test_sync_on_one_two_and_four_ranks_is_equal(mpirun, tmp_path):
     finals = []
     for ranks, sizes in ((1, "32"), (2, "16,16"), (4, "5,9,8,10")):

@@ -89,7 +89,7 @@ def test_versions_that_cannot_be_are_an_error():
         recover(Living(0, [7, 9, 9]), 7, *buffers(), 2)
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", [0, 2])
 def test_kill_drill_is_survived_and_said(mpirun, tmp_path, victim):
     done = mpirun(3, "job.py", "--out", tmp_path, "--samples", 1500, "--delay", 0.002, "--inject",
                   f"kill-rank={victim}@update=50", ft=True)
@@ -115,7 +115,6 @@ def test_a_death_between_segments_is_survived(mpirun, tmp_path):
     assert json.loads((tmp_path / "rank0.json").read_text())["samples"] >= 600
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 4, 9])
 def test_kill_9_at_a_random_moment(tmp_path, mpirun, seed):
     outcome, seconds = drill.drill(tmp_path, seed)

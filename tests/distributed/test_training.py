@@ -196,7 +196,8 @@ def test_another_algorithm_cannot_go_on(capsys, tmp_path):
 
 
 def test_a_state_of_a_share_that_is_no_more_is_left_alone():
-    session = open_session(TrainConfig("mlp", data="synthetic", classes=7, limit=20, device="host", device_threads=1))
+    session = open_session(TrainConfig("mlp", data="synthetic", classes=7, limit=20, width=0.01, device="host",
+                                       device_threads=1))
     third, half = (open_worker(session, "sprint", lambda *_: (0, 0), 0, shares, 11) for shares in (3, 2))
     place = half.state()
     assert (place["epoch"], place["position"], place["size"]) == (0, 5, 2)

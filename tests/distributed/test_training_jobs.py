@@ -23,11 +23,6 @@ IN_TIME_S = 10.0
 pytestmark = pytest.mark.timeout(100)
 
 
-def also(*values):
-    """The same again in another way: left to the whole test run."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.fixture
 def job(tmp_path):
     """job(ranks, options, ...) or job([options of rank 0, options of rank 1, ...], ...) -> Finished."""
@@ -123,7 +118,7 @@ def test_a_run_goes_on_on_other_numbers_of_ranks(job, tmp_path):
 # ---- deaths -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim, algorithm", [(0, "sprint"), also(1, "sprint"), also(1, "sync")])
+@pytest.mark.parametrize("victim, algorithm", [(0, "sprint"), (1, "sprint"), (1, "sync")])
 def test_under_ulfm_the_death_of_a_rank_is_survived_and_said(job, tmp_path, victim, algorithm):
     """When rank 0 dies, rank 1 takes over the run folder."""
     done = job(2, [*SMALL, "--algorithm", algorithm, "--subbatch", "4", "--epochs", "7", "--out", tmp_path / "r",
@@ -138,7 +133,7 @@ def test_under_ulfm_the_death_of_a_rank_is_survived_and_said(job, tmp_path, vict
     assert "top1" in RunFolder(tmp_path / "r").metrics()[-1]
 
 
-@pytest.mark.parametrize("victim", [0, also(1)])
+@pytest.mark.parametrize("victim", [0, 1])
 def test_without_ulfm_a_death_ends_all_ranks_with_the_last_published_version_saved(job, tmp_path, victim):
     done = job(2, [*ENDLESS, "--out", tmp_path / "r", "--inject", f"kill-rank={victim}@update=40"])
     assert done.code != 0
@@ -152,7 +147,7 @@ def ended_in_time(done, tmp_path):
     return time.time() - newest < IN_TIME_S
 
 
-@pytest.mark.parametrize("ft", [False, also(True)])
+@pytest.mark.parametrize("ft", [False, True])
 def test_a_worker_that_raises_ends_all_ranks_with_its_traceback_first(job, tmp_path, ft):
     done = job(2, [*ENDLESS, "--out", tmp_path / "r", "--inject", "raise-worker=1@update=20"], ft=ft)
     assert done.code == 1 and ended_in_time(done, tmp_path)
@@ -169,7 +164,6 @@ def test_a_gradient_that_is_not_a_number_stops_all_ranks_with_one_line(job, tmp_
     assert last(tmp_path / "r").step >= 19 and np.isfinite(flat(last(tmp_path / "r"))).all()
 
 
-@pytest.mark.slow
 def test_a_late_rank_only_delays(job, tmp_path):
     done = job(2, [*SMALL, "--algorithm", "sync", "--subbatch", "4", "--epochs", "4", "--out", tmp_path / "r",
                    "--inject", "delay-rank=1@update=5,seconds=1+delay-rank=0@update=9,seconds=1"])
@@ -177,13 +171,12 @@ def test_a_late_rank_only_delays(job, tmp_path):
     assert summary(tmp_path / "r")["seconds"] > 2 and summary(tmp_path / "r")["samples"] == 4 * 97
 
 
-@pytest.mark.slow
 def test_a_stall_is_named(job, tmp_path):
     done = job(2, [*ENDLESS, "--out", tmp_path / "r", "--stall", "2", "--inject", "delay-rank=1@update=5,seconds=60"])
     assert done.code != 0 and "stalled: rank 1 (host " in done.err and ended_in_time(done, tmp_path)
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), also(signal.SIGINT, 130)])
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_to_one_rank_ends_all_after_the_same_update_and_says_how_to_go_on(job, tmp_path, number, code):
     def send(process):
         trained(tmp_path / "r")
@@ -204,9 +197,9 @@ def test_a_signal_to_one_rank_ends_all_after_the_same_update_and_says_how_to_go_
 @pytest.mark.parametrize("first, second, code, words", [
     (["--lr", "0.1"], ["--lr", "0.2"], 1, "start: expected the same configuration on all ranks, got "),
     ([], ["--lr", "-1"], 2, r"rank 1 \(host \S+\): lr: expected a number > 0 and <= 3.4e\+38, got -1\.0"),
-    also([], ["--data-dir", "/nowhere", "--data", "mnist"], 1, "start: expected the same configuration"),
-    also(["--data", "mnist", "--data-dir", "/nowhere"], ["--data", "mnist", "--data-dir", "/nowhere"], 2,
-         "mnist: expected --data-dir to be a folder, got /nowhere"),
+    ([], ["--data-dir", "/nowhere", "--data", "mnist"], 1, "start: expected the same configuration"),
+    (["--data", "mnist", "--data-dir", "/nowhere"], ["--data", "mnist", "--data-dir", "/nowhere"], 2,
+     "mnist: expected --data-dir to be a folder, got /nowhere"),
 ])
 def test_ranks_that_cannot_run_together_say_so_in_one_line(job, tmp_path, first, second, code, words):
     common = [*SMALL, "--algorithm", "sprint", "--out", tmp_path / "r"]

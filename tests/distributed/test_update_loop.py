@@ -65,7 +65,6 @@ def test_every_term_of_the_model_is_timed():
     assert set(means) == set(UPDATE_TERMS) and all(means[term] > 0 for term in UPDATE_TERMS if term != "wait")
 
 
-@pytest.mark.slow
 def test_update_is_measured_against_its_own_adds_and_allreduce(mpirun):
     """The benchmark prints the ratio (1.3 is its limit on an idle machine); here only a gross change fails."""
     done = mpirun(2, "update_loop.py", 1_000_000, limit_s=60.0)

@@ -19,6 +19,7 @@ def pytest_gpu(*arguments):
     return done, done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_gpu_tests_pass_on_the_stand_in():
     done, lines = pytest_gpu("--stand-in", "tests/gpu/test_gpu.py", "tests/kernels/test_update.py")
     assert done.returncode == 0, done.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 RUNNER = Path(__file__).parents[1] / "sanitize.py"
 PROGRAM = """
 import sys
