@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import __version__
+from ..distributed.launch import outside
 from ..kernels import blas, cuda, nvrtc, source
 from ..kernels.device import open_device
 from ..kernels.host import host_memory, usable_cores
 
 MPI_LIMIT_S = 30.0  # a broken MPI hangs in its start-up
-LAUNCHER_VARIABLES = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_")
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 _MPI = "pip install 'sprint-cnn[mpi]'"
 _ASK_MPI = """
@@ -162,10 +162,9 @@ def _gpu() -> str:
 
 def _ask_mpi() -> dict[str, str] | Missing:
     """Library and thread level of MPI, asked of a child outside any job that this process is in."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
     try:
         done = subprocess.run([sys.executable, "-c", _ASK_MPI], capture_output=True, text=True, check=False,
-                              env=environment, timeout=MPI_LIMIT_S, stdin=subprocess.DEVNULL)
+                              env=outside(), timeout=MPI_LIMIT_S, stdin=subprocess.DEVNULL)
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return Missing(f"MPI did not start within {MPI_LIMIT_S:.0f} s", _MPI)

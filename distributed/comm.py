@@ -137,6 +137,14 @@ class Mpi:
         for rank, piece in enumerate(pieces):
             recv[piece] = gathered[rank * widest:rank * widest + counts[rank]]
 
+    def device_allreduce(self, send: Any, recv: Any) -> None:
+        """Sum `send` over the ranks into `recv`, both (n,) float32 arrays of a device with no work left on them.
+
+        Blocking, after a meet(): Open MPI's nonblocking reductions do not take device memory. Raises RankFailed.
+        """
+        with self._errors("allreduce"):
+            self._comm.Allreduce(send, recv)
+
     def meet(self, values: np.ndarray) -> None:
         """Sum the few float64 `values` (k,) over the ranks, in place; sleep, not spin, until all are there.
 

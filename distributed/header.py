@@ -11,6 +11,9 @@ from .opening import Setup
 FORMS = {"mean": "the mean over the samples of the mini-batch of all ranks",
          "sum": "the sum over the samples of the mini-batch of all ranks (Oyama et al. 2016, eq. 1)"}
 
+SUMS = {"host": "by MPI in host memory", "cuda-aware": "by MPI in device memory (CUDA-aware)",
+        "nccl": "by NCCL in device memory"}
+
 
 def say(report: Report, setup: Setup, folder: Path) -> None:
     """Say what is about to run, on which ranks and devices, and how the loops go."""
@@ -19,6 +22,8 @@ def say(report: Report, setup: Setup, folder: Path) -> None:
     threads = f", {where.threads} thread{'s' * (where.threads != 1)} each" if where.threads else ""
     report.line(f"{'ranks':<8} {counted(setup)} on {_count(len(set(setup.comm.hosts)), 'host')}; here "
                 f"{', '.join(where.names)}{threads} ({setup.cores:g} core{'s' * (setup.cores != 1)} for this rank)")
+    if setup.comm.size > 1 or setup.transport.name != "host":
+        report.line(f"{'sums':<8} {SUMS[setup.transport.name]}")
     report.line(f"{'loop':<8} {loop(setup)}")
 
 
@@ -50,4 +55,5 @@ def facts(setup: Setup) -> dict[str, Any]:
     """The part of config.json about the job; devices, threads and cores are those of rank 0."""
     return {"ranks": setup.comm.size, "hosts": setup.comm.hosts, "layout": setup.layout.to_json(),
             "minibatch": setup.layout.minibatch, "images": setup.images, "gradient_form": setup.config.gradient_form,
-            "devices": setup.place.names, "threads": setup.place.threads, "cores": setup.cores}
+            "devices": setup.place.names, "threads": setup.place.threads, "cores": setup.cores,
+            "transport": setup.transport.name}

@@ -15,7 +15,8 @@ from .ranks import AgreedError, Comm, StartError, label
 # The first of these that is set says how many processes the launcher believes that it has started.
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-
+# What launchers tell their processes, but for the user's own OMPI_MCA_ and OMPI_ALLOW_.
+TOLD = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_", "MV2_COMM_", "HYDRA_", "HYDI_", "SLURM_")
 
 FORWARD_S = 0.3  # the launcher may drop what it has not yet forwarded when the job is aborted
 
@@ -26,6 +27,11 @@ def launched() -> tuple[str, int] | None:
         if os.environ.get(name, "").isdigit():
             return name, int(os.environ[name])
     return None
+
+
+def outside() -> dict[str, str]:
+    """The environment of a child that may start an MPI of its own: in no job that this process is in."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(TOLD)}
 
 
 @contextlib.contextmanager

@@ -17,12 +17,17 @@ from ..engine.errors import UsageError
 from ..engine.report import Report
 from ..engine.resume import merged, open_saved
 from ..engine.session import Session, gigabytes, open_session
+from ..kernels import nccl
 from ..kernels.conv_choice import CHOICES
+from ..kernels.cuda import CudaDevice
 from ..kernels.device import open_device
+from .buffers import TAIL
 from .layout import Layout, Place, own_cores, place
 from .options import Options
-from .ranks import Comm
-from .together import together
+from .probe import check_transport
+from .ranks import Comm, StartError
+from .together import text_of_first, together
+from .transport import HostTransport, Transport, by_mpi, by_nccl, rehearse
 from .watch import Fault, parse_fault
 
 Resumed = tuple[Path, Checkpoint]
@@ -39,6 +44,7 @@ class Setup:
     place: Place
     cores: float
     sessions: list[Session]
+    transport: Transport
     faults: list[Fault]
     resumed: Resumed | None
 
@@ -74,13 +80,30 @@ def open_setup(comm: Comm, config: TrainConfig, resumed: Resumed | None) -> Setu
     cores = own_cores(comm)
     layout = Layout.gather(comm, config.devices, config.subbatch)
     where, faults = together(comm, lambda: (place(comm, config, cores), _faults(config, comm)))
+    together(comm, lambda: check_transport(comm, config, where))
     if resumed:
         CHOICES.pin(resumed[1].choices)
     sessions = together(comm, lambda: _sessions(comm, config, where, resumed[1] if resumed else None))
     # the first rank of a host compiles and measures alone; the others find it in the cache
     together(comm, lambda: _warm_up(sessions if comm.local_rank == 0 else []))
     together(comm, lambda: _warm_up(sessions if comm.local_rank > 0 else []))
-    return Setup(comm, config, layout, where, cores, sessions, faults, resumed)
+    transport = _transport(comm, config, where, sessions[0].network.weights.flat.size + TAIL)
+    return Setup(comm, config, layout, where, cores, sessions, transport, faults, resumed)
+
+
+def _transport(comm: Comm, config: TrainConfig, where: Place, n: int) -> Transport:
+    """How vectors of n floats are summed, tried out once; a collective. Raises StartError, RuntimeError."""
+    if config.transport == "host":
+        return HostTransport(comm, config.deterministic)
+    device = together(comm, lambda: CudaDevice(int(where.names[0].partition(":")[2])))  # a stream beside the worker's
+    if config.nccl:
+        identity = text_of_first(comm, together(comm, lambda: "" if comm.rank else nccl.new_identity()))
+    try:
+        transport = by_nccl(comm, device, n, identity) if config.nccl else by_mpi(comm, device, n)
+    except RuntimeError as error:  # others may wait for this rank: it ends them
+        raise StartError(str(error)) from error
+    together(comm, rehearse(comm, transport, n))
+    return transport
 
 
 def _faults(config: TrainConfig, comm: Comm) -> list[Fault]:

@@ -25,6 +25,7 @@ from .ranks import AgreedError, Comm, agree_signature, label
 from .record import Record
 from .saver import Save, Saver
 from .telemetry import Telemetry
+from .transport import Transport
 from .update import Updater
 from .watch import LOCAL, RANKS, DrilledWorker, Drills, Fault, Pulse, Watch, signals
 from .worker import GradientWorker
@@ -51,7 +52,8 @@ class Sprint:
 
     def __init__(self, comm: Comm, workers: Sequence[GradientWorker], weights: np.ndarray, options: Options, *,
                  config_hash: str, momentum: np.ndarray | None = None, progress: Progress | None = None,
-                 save: Save | None = None, record: Path | None = None, faults: Sequence[Fault] = ()) -> None:
+                 save: Save | None = None, record: Path | None = None, faults: Sequence[Fault] = (),
+                 transport: Transport | None = None) -> None:
         """Prepare; nothing starts and nothing is sent.
 
         weights, momentum: (n_params,) float32, copied. progress: where an earlier run stopped.
@@ -59,7 +61,7 @@ class Sprint:
         `save_every` updates with the same version everywhere, and with the last published one when the run
         fails (after a signal to one of several ranks in a forked child, so it must only write files).
         `state` has this rank's worker states, as of the last gradient in that version.
-        record: folder of the log that Replay reads.
+        record: folder of the log that Replay reads. transport: of the sums over the ranks; None: the host's.
         """
         start = progress or Progress()
         self.comm, self.options = comm, options
@@ -73,7 +75,7 @@ class Sprint:
         self._config_hash, self._keep_states = config_hash, save is not None
         self._record = None if record is None else Record(record, comm.ids[comm.rank], comm.ids, start.version)
         self._updater = Updater(comm, self.weights, self._buffers, options, self.telemetry, start, self._record,
-                                self._redivide)
+                                self._redivide, transport)
         self._loops = [WorkerLoop(t, worker, self.weights, self._buffers[t], self._gate, options,
                                   self.telemetry.worker_clocks[t], self._keep_states)
                        for t, worker in enumerate(self._workers)]

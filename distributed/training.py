@@ -71,6 +71,7 @@ def _train(comm: Comm, options: dict[str, Any], given: set[str], observe: Callab
         summary = training.run()
     finally:
         training.job.close()
+    training.setup.transport.close()
     if score_prediction and comm.rank == 0:
         score_prediction(training.folder.path)
     return summary
@@ -122,7 +123,8 @@ class Training:
         return make(self.comm, self.workers, network.device.download(network.weights.flat), self.options,
                     config_hash=config.hash(), momentum=saved.optimizer["momentum"] if saved else None,
                     progress=progress_of(saved), save=self.saver,
-                    record=record if config.deterministic else None, faults=setup.faults)
+                    record=record if config.deterministic else None, faults=setup.faults,
+                    transport=setup.transport)
 
     def _open_workers(self) -> list[Worker]:
         setup, rank = self.setup, self.comm.ids[self.comm.rank]

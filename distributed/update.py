@@ -18,6 +18,7 @@ from .ranks import AgreedError, Comm, RankFailed, label, slice_of
 from .record import Record
 from .recovery import Recovery, recover
 from .telemetry import Telemetry
+from .transport import HostTransport, Transport
 from .watch import RANKS, Pulse
 
 
@@ -30,7 +31,8 @@ class Updater:
 
     def __init__(self, comm: Comm, weights: VersionedWeights, buffers: list[GradientBuffer], options: Options,
                  telemetry: Telemetry, progress: Progress, record: Record | None = None,
-                 redivide: Callable[[int, int, int], None] = lambda share, shares, samples: None) -> None:
+                 redivide: Callable[[int, int, int], None] = lambda share, shares, samples: None,
+                 transport: Transport | None = None) -> None:
         self.comm, self.weights, self.buffers, self.options = comm, weights, buffers, options
         self.progress = progress
         self.states: list[dict[str, Any]] = [{} for _ in buffers]  # of the workers, after their last gradient in it
@@ -39,6 +41,7 @@ class Updater:
         self.failed = False  # a worker of this rank has failed
         self._telemetry, self._clock = telemetry, telemetry.update_clock
         self._record, self._redivide = record, redivide
+        self._transport = transport or HostTransport(comm, options.ordered)
         self._recovery: Recovery | None = None  # whose new group has not yet published
         self._refused = False  # the spare buffer holds an update that nobody publishes, and all must know it
         self._n = weights.n_params
@@ -101,8 +104,7 @@ class Updater:
             self._add_own()
             added = True
             self._pack(update)
-            send = self.comm.ordered_allreduce if self.options.ordered else self.comm.allreduce
-            send(self._send, self.weights.spare)
+            self._transport.allreduce(self._send, self.weights.spare)
             if not agreed.complete(self.weights.spare[self._n:], update, self.comm.size):
                 raise RankFailed(f"allreduce: not all ranks are in update {update} on {label(self.comm)}")
             self._clock.lap("allreduce")

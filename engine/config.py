@@ -86,6 +86,8 @@ class TrainConfig:
     stall: float = _option(120.0, JOB, "Seconds without progress that end the run; 0: none", least=0, only=BOTH)
     deterministic: bool = _option(False, JOB, "Sum in rank order and keep the record that sprint replay repeats",
                                   only=BOTH)
+    cuda_aware: bool = _option(False, JOB, "Sum in device memory by MPI, tried out in a child process first", only=BOTH)
+    nccl: bool = _option(False, JOB, "Sum in device memory by NCCL", only=BOTH)
     inject: str | None = _option(None, JOB, "Drill: kill-rank, delay-rank, nan-grad or raise-worker=RANK@update=U",
                                  local=True, only=BOTH)
     machine: str | None = _option(None, JOB, "Machine file: score its prediction against the run at the end",
@@ -111,6 +113,20 @@ class TrainConfig:
             raise UsageError(f"optimizer: expected momentum or sgd with --algorithm {self.algorithm}, got adagrad")
         if self.deterministic and self.conv_algo == "auto":
             raise UsageError("conv-algo: expected explicit or implicit with --deterministic, got auto (a measurement)")
+        self._check_transport()
+
+    def _check_transport(self) -> None:
+        """Raise UsageError unless the ranks' sums can go the way that is asked for."""
+        if self.cuda_aware and self.nccl:
+            raise UsageError("nccl: expected one way of the sums, got --cuda-aware too")
+        if self.deterministic and self.transport != "host":
+            raise UsageError(f"{self.transport}: expected no --deterministic, whose sums in rank order are the host's, "
+                             "got both")
+
+    @property
+    def transport(self) -> str:
+        """Where the ranks' sums are made: host, or in device memory by cuda-aware or nccl."""
+        return "cuda-aware" if self.cuda_aware else "nccl" if self.nccl else "host"
 
     def _check_use(self, option: Field[Any]) -> None:
         """Raise UsageError for an option that the algorithm does not know."""

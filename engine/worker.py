@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..kernels import update
+from ..kernels.device import Stage
 from .data import Loader
 from .feed import Feeder
 from .network import Network
@@ -28,9 +30,14 @@ class Worker:
         self.times: dict[str, float] = {}
         self._samples = self._step = 0
 
+    @cached_property
+    def _stage(self) -> Stage:
+        """What weights go up and gradients come down by; page-locked memory on cuda, for those that do so only."""
+        return self.device.stage(self.n_params)
+
     def fetch(self, weights: np.ndarray) -> None:
-        """Copy flat weights (n_params,) float32 from the host into the device."""
-        self.device.copy(self.network.weights.flat, weights)
+        """Copy flat weights (n_params,) float32 into the device; they may be changed once this returns."""
+        self._stage.up(self.network.weights.flat, weights)
 
     def compute(self) -> tuple[float, int]:
         """Gradient of the next sub-batch, as a SUM over its samples; returns (sum of the losses, samples)."""
@@ -53,8 +60,7 @@ class Worker:
         if self.weight_decay:
             update.axpy(self.device, self._samples * self.weight_decay, self.network.weights.flat, gradient)
         update.scale(self.device, gradient, scale)
-        if self.device.kind != "host":
-            gradient = self.device.download(gradient)
+        gradient = self._stage.down(gradient)
         self.times["compute_update_val"] = time.perf_counter() - begin
         if add:
             np.add(buffer, gradient, out=buffer)

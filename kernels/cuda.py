@@ -1,6 +1,6 @@
 """The CUDA device: the kernels' text through CuPy's RawModule (NVRTC), GEMMs through cuBLAS.
 
-This is the only file that imports CuPy, and only inside functions, for it may be absent.
+Only this file and nccl.py import CuPy, and only inside functions, for it may be absent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,8 +28,11 @@ from .device import (
     leading_dimension,
     plan_launch,
 )
-from .pinned import Staging
+from .pinned import PinnedStage, Staging
 from .source import Signature
+
+if TYPE_CHECKING:
+    from .nccl import Communicator
 
 OPTIONS = ("--std=c++17",)  # CuPy adds the architecture of the device in use
 MATH_MODES = {"fp32": 2, "tf32": 3}  # cublasMath_t: CUBLAS_PEDANTIC_MATH, CUBLAS_TF32_TENSOR_OP_MATH
@@ -194,6 +197,16 @@ class CudaDevice:
                 check_home(self._cupy, self.index, f"copy: expected {name}", array)
         with self._lock, self._active("copy"):
             self._staging.copy(dst, src)
+
+    def stage(self, n: int) -> PinnedStage:
+        """A page-locked vector of n floats between the host and this device."""
+        return PinnedStage(self._cupy, self._stream, self._active, n)
+
+    def communicator(self, size: int, identity: str, rank: int) -> Communicator:
+        """This device's place among `size` of as many processes, which all come here; see nccl.py."""
+        from .nccl import Communicator
+
+        return Communicator(self._active, self._stream, size, identity, rank)
 
     def launch(self, family: str, kernel: str, work: Work, *args: Any, block: int | None = None) -> None:
         """Queue `kernel` of kernels/`family`.cu over `work`; arguments are checked against its C signature."""

@@ -80,6 +80,16 @@ class Memory:
     total: int
 
 
+class Stage(Protocol):
+    """The way of flat float32 vectors (n,) between the host and one device, without an allocation."""
+
+    def up(self, dst: Array, src: np.ndarray) -> None:
+        """dst = src; `src` may be changed once this returns."""
+
+    def down(self, src: Array) -> np.ndarray:
+        """The values of `src` on the host, to be read before the next call; waits for the device."""
+
+
 class Device(Protocol):
     """A place where kernels run. Work is queued in order; `synchronize` and `download` wait for it.
 
@@ -96,6 +106,7 @@ class Device(Protocol):
     def upload(self, array: np.ndarray) -> Array: ...
     def download(self, array: Array) -> np.ndarray: ...
     def copy(self, dst: Array, src: Array) -> None: ...
+    def stage(self, n: int) -> Stage: ...
     def launch(self, family: str, kernel: str, work: Work, *args: Any, block: int | None = None) -> None: ...
     def sgemm(self, a: Array, b: Array, c: Array, *, trans_a: bool = False, trans_b: bool = False,
               alpha: float = 1.0, beta: float = 0.0) -> None: ...

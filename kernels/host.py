@@ -93,6 +93,10 @@ class HostDevice:
         check_copy(dst, src)
         np.copyto(dst, src)
 
+    def stage(self, n: int) -> HostStage:
+        """The way to arrays that are on the host already."""
+        return HostStage()
+
     def synchronize(self) -> None:
         """Host launches end before they return, so there is nothing to wait for."""
 
@@ -150,6 +154,19 @@ class HostDevice:
             np.multiply(c, np.float32(beta), out=c) if beta else c.fill(0)
             return
         blas.sgemm(a, b, c, trans_a, trans_b, alpha, beta, self.threads)
+
+
+class HostStage:
+    """What a PinnedStage is on a GPU: one copy up, none down."""
+
+    def up(self, dst: np.ndarray, src: np.ndarray) -> None:
+        """dst = src."""
+        check_copy(dst, src)
+        np.copyto(dst, src)
+
+    def down(self, src: np.ndarray) -> np.ndarray:
+        """`src` itself."""
+        return src
 
 
 def _checked(kernel: str, parameter: source.Parameter, value: Any) -> Any:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
+from .device import check_copy
+
 STAGING_BYTES = 8 << 20  # of each of the two buffers: one is filled while the GPU works on the other
+Active = Callable[[str], AbstractContextManager[None]]  # what an operation of a device runs inside
 
 
 class Staging:
@@ -57,3 +62,33 @@ class Staging:
     def _queue(self, dst: int, src: int, size: int, kind: int, event: Any) -> None:
         self._runtime.memcpyAsync(dst, src, size, kind, self._stream.ptr)
         event.record(self._stream)
+
+
+class PinnedStage:
+    """One page-locked vector (n,) float32, for one thread: what a worker fetches and deposits goes through it whole."""
+
+    def __init__(self, cupy: Any, stream: Any, active: Active, n: int) -> None:
+        self._runtime, self._stream, self._active = cupy.cuda.runtime, stream, active
+        with active(f"page-lock {n} floats"):
+            self._values = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * n), np.float32, n)
+        self._pointer = self._values.ctypes.data
+
+    def up(self, dst: Any, src: np.ndarray) -> None:
+        """Queue dst = src; `src` may be changed once this returns."""
+        check_copy(self._values, src)
+        check_copy(dst, self._values)
+        with self._active("upload"):
+            self._stream.synchronize()  # the copy before may still read the vector
+            np.copyto(self._values, src)
+            self._queue(dst.data.ptr, self._pointer, self._runtime.memcpyHostToDevice)
+
+    def down(self, src: Any) -> np.ndarray:
+        """The values of `src` in the page-locked vector, to be read before the next call; waits for the stream."""
+        check_copy(self._values, src)
+        with self._active("download"):
+            self._queue(self._pointer, src.data.ptr, self._runtime.memcpyDeviceToHost)
+            self._stream.synchronize()
+        return self._values
+
+    def _queue(self, dst: int, src: int, kind: int) -> None:
+        self._runtime.memcpyAsync(dst, src, self._values.nbytes, kind, self._stream.ptr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import sys
 import threading
@@ -45,6 +46,10 @@ class ndarray:
         self.size, self.nbytes = host.size, host.nbytes
         self.flags = SimpleNamespace(c_contiguous=host.flags.c_contiguous)
         self.data = SimpleNamespace(ptr=host.__array_interface__["data"][0], device_id=device)
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.host.__array_interface__, "version": 3, "strides": None}
 
     def __getitem__(self, key):
         return ndarray(self.host[key], self.device_id)
@@ -123,6 +128,41 @@ def get_elapsed_time(first, last):
     return 1e3 * (last.reached_s - first.reached_s)
 
 
+class NcclError(RuntimeError):
+    pass
+
+
+class NcclCommunicator:
+    """The ranks of a group are threads of this process; they meet when their streams get to the sum."""
+
+    def __init__(self, size, identity, rank):
+        assert len(identity) == 128 and all(-128 <= byte < 128 for byte in identity) and 0 <= rank < size
+        self.meeting, self.devices, self.sent = FAKE.groups.setdefault(identity, (threading.Barrier(size), {}, {}))
+        self.rank = rank
+        self.devices[rank] = FAKE.device()
+        self.meeting.wait(10)
+        if len(set(self.devices.values())) < size:
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage (run with NCCL_DEBUG=WARN for details)")
+
+    def allReduce(self, send, recv, count, datatype, op, stream):
+        assert (datatype, op, stream) == (7, 0, FAKE.stream().ptr) and FAKE.device() == self.devices[self.rank]
+        FAKE.streams[stream].queue(lambda: self.sum(*(_floats(pointer, count) for pointer in (send, recv))))
+
+    def sum(self, send, recv):
+        self.sent[self.rank] = send.copy()
+        self.meeting.wait(10)
+        total = sum(self.sent[rank] for rank in sorted(self.sent))
+        self.meeting.wait(10)
+        recv[:] = total
+
+    def destroy(self):
+        self.devices.pop(self.rank)
+
+
+def _floats(pointer, count):
+    return np.ndarray(count, np.float32, (ctypes.c_float * count).from_address(pointer))
+
+
 class RawKernel:
     def __init__(self, module, name):
         self.module, self.name, self.compiled = module, name, False
@@ -171,6 +211,8 @@ class Fake:
         self.launches, self.compiled, self.memory, self.math_modes, self.handles = [], [], [], {}, 0
         self.ranges = []  # labels of NVTX ranges as they begin, None where one ends
         self.memory_limit = 1 << 30
+        self.pinned = []  # (address, bytes) of all page-locked memory
+        self.groups = {}  # of NCCL, by their identity: barrier, devices and vectors of the ranks
 
     def device(self):
         return getattr(self.local, "device", 0)
@@ -197,8 +239,16 @@ class Fake:
     def zeros(self, shape, dtype):
         return self.allocate(shape, dtype, 0)
 
+    def alloc_pinned(self, size):
+        memory = bytearray(size)
+        self.pinned.append((np.frombuffer(memory, np.uint8).ctypes.data, size))
+        return memory
+
     def memcpy(self, dst, src, size, kind, stream):
         assert stream == self.stream().ptr and kind in (1, 2, 3)
+        host = {1: src, 2: dst, 3: None}[kind]
+        assert host is None or any(start <= host and host + size <= start + length for start, length in self.pinned), \
+            "an asynchronous copy of memory that is not page-locked"
         self.streams[stream].queue(lambda: ctypes.memmove(dst, src, size))
 
     def create(self):
@@ -230,7 +280,7 @@ def install(monkeypatch, devices=2):
     """Puts the stand-in where `import cupy` finds it, and lets the driver seem to be there. Returns its state."""
     global FAKE
     FAKE = Fake(devices)
-    names = ("cupy", "cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
+    names = ("cupy", "cupy.cuda", "cupy.cuda.nccl", "cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
     modules = {name: ModuleType(name) for name in names}
     for name, module in modules.items():
         module.__spec__ = ModuleSpec(name, None)
@@ -239,7 +289,7 @@ def install(monkeypatch, devices=2):
     cupy.ndarray, cupy.RawModule, cupy.empty, cupy.zeros = ndarray, RawModule, FAKE.empty, FAKE.zeros
     cupy.get_default_memory_pool = lambda: SimpleNamespace(free_bytes=lambda: 1 << 20)
     cupy.cuda = SimpleNamespace(
-        Stream=Stream, Event=Event, get_elapsed_time=get_elapsed_time, alloc_pinned_memory=bytearray,
+        Stream=Stream, Event=Event, get_elapsed_time=get_elapsed_time, alloc_pinned_memory=FAKE.alloc_pinned,
         driver=SimpleNamespace(CUDADriverError=CUDARuntimeError),
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         compiler=SimpleNamespace(CompileException=CompileException),
@@ -249,6 +299,9 @@ def install(monkeypatch, devices=2):
             getDevice=FAKE.device, memGetInfo=lambda: (1 << 30, 2 << 30), memcpyAsync=FAKE.memcpy,
             memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
             getDeviceProperties=lambda index: {"name": b"Fake GPU", "major": 9, "minor": 0}))
+    modules["cupy.cuda.nccl"].__dict__.update(
+        available=True, NcclError=NcclError, NcclCommunicator=NcclCommunicator, NCCL_FLOAT32=7, NCCL_SUM=0,
+        get_version=lambda: 22000, get_unique_id=lambda: tuple(np.frombuffer(os.urandom(128), np.int8).tolist()))
     libs.nvrtc = SimpleNamespace(getVersion=lambda: (12, 9))
     libs.cublas = SimpleNamespace(CUBLAS_OP_N=0, CUBLASError=CUBLASError, create=FAKE.create, sgemm=FAKE.sgemm,
                                   setMathMode=FAKE.math_modes.__setitem__)

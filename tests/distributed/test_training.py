@@ -67,7 +67,8 @@ def test_an_asynchronous_run_leaves_its_whole_folder(capsys, tmp_path):
     assert config["config"]["algorithm"] == "sprint" and config["config"]["device_threads"] == 1
     assert config["job"] | {"cores": 0, "hosts": []} == {
         "ranks": 1, "hosts": [], "layout": [{"rank": 0, "workers": 2, "subbatch": 8}], "minibatch": 16, "images": 97,
-        "gradient_form": "sum", "devices": ["host:0", "host:1"], "threads": 1, "cores": 0}
+        "gradient_form": "sum", "devices": ["host:0", "host:1"], "threads": 1, "cores": 0,
+        "transport": "host"}
     for name in ("curves.png", "staleness.png", "minibatch.png"):
         assert (tmp_path / "r" / name).read_bytes().startswith(b"\x89PNG")
     check_metrics(RunFolder(tmp_path / "r").metrics(), summary(tmp_path / "r"))

@@ -252,3 +252,25 @@ def test_without_cupy_nothing_imports_it(monkeypatch):
     code = ("import sys; from sprint.kernels import cuda, device; cuda.missing(); device.open_device('host'); "
             "sys.exit('cupy' in sys.modules)")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_stage_is_one_page_locked_vector_and_copies_wait_only_where_they_must(gpu, cupy, rng):
+    stage, vectors = gpu.stage(7), rng.normal(size=(2, 7)).astype(np.float32)
+    before = len(cupy.pinned)
+    arrays = [gpu.empty(7), gpu.empty(7)]
+    for array, vector in zip(arrays, vectors.copy(), strict=True):  # the second copy must not overtake the first
+        stage.up(array, vector)
+        vector.fill(np.nan)
+    assert len(gpu._stream.work) > gpu._stream.done  # queued, and nobody has waited for it
+    down = [stage.down(array).copy() for array in arrays]
+    assert np.array_equal(down, vectors) and np.shares_memory(stage.down(arrays[0]), stage.down(arrays[1]))
+    assert len(cupy.pinned) == before
+    for wrong in (lambda: stage.up(arrays[0], np.zeros(1, np.float32)), lambda: stage.down(gpu.zeros(8))):
+        with pytest.raises(ValueError, match=r"copy: expected \(7,\) float32, got"):
+            wrong()
+
+
+def test_on_the_host_nothing_comes_down(fast):
+    stage, array = fast.stage(3), fast.zeros(3)
+    stage.up(array, np.arange(3, dtype=np.float32))
+    assert stage.down(array) is array and array.tolist() == [0, 1, 2]
