@@ -15,6 +15,7 @@ from .profile import profile
 from .trace import Step, TracedDevice
 
 T = TypeVar("T")
+_MEASURED: dict[tuple[str, int], Ceilings] = {}  # by kind and threads: the devices of one process are alike
 WARM_UP = 3  # first steps compile, time algorithms and fill caches
 
 
@@ -29,8 +30,11 @@ class RunProfile:
         self._ceilings: Ceilings | None = None
 
     def wrap(self, device: Device) -> Device:
-        """A device that notes its calls; its ceilings are measured now, while nothing else runs."""
-        self._ceilings = measure_ceilings(device)
+        """A device that notes its calls; its ceilings are measured now, while nothing else runs, once for all alike."""
+        key = device.kind, device.threads
+        if key not in _MEASURED:
+            _MEASURED[key] = measure_ceilings(device)
+        self._ceilings = _MEASURED[key]
         self._device = TracedDevice(device)
         return self._device
 

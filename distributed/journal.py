@@ -86,6 +86,6 @@ class Journal:
     def draw(self, title: str, measures: Measures) -> None:
         """Draw curves and histograms."""
         self._folder.draw_curves(title)
-        self._folder.draw("staleness.png", pictures.staleness(measures.staleness, title))
-        self._folder.draw("minibatch.png", pictures.minibatch(measures.minibatch, title))
+        self._folder.replace("staleness.png", pictures.staleness(measures.staleness, title))
+        self._folder.replace("minibatch.png", pictures.minibatch(measures.minibatch, title))
         self._drawn = time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ..engine import schedule
 from ..engine.checkpoint import Checkpoint
 from ..engine.config import TrainConfig
 from ..engine.errors import UsageError
+from ..engine.observer import Observer, Unobserved
 from ..engine.report import Report
 from ..engine.resume import merged, open_saved
 from ..engine.session import Session, gigabytes, open_session
@@ -75,15 +76,19 @@ def resolve(options: dict[str, Any], given: set[str], report: Report) -> tuple[T
     return config, resumed
 
 
-def open_setup(comm: Comm, config: TrainConfig, resumed: Resumed | None) -> Setup:
-    """Open what this rank needs; a collective that fails on all ranks with the words of the first that failed."""
+def open_setup(comm: Comm, config: TrainConfig, resumed: Resumed | None, observers: Sequence[Observer] = ()) -> Setup:
+    """Open what this rank needs; a collective that fails on all ranks with the words of the first that failed.
+
+    observers: one of each worker, where somebody watches; they wrap its device.
+    """
     cores = own_cores(comm)
     layout = Layout.gather(comm, config.devices, config.subbatch)
     where, faults = together(comm, lambda: (place(comm, config, cores), _faults(config, comm)))
     together(comm, lambda: check_transport(comm, config, where))
     if resumed:
         CHOICES.pin(resumed[1].choices)
-    sessions = together(comm, lambda: _sessions(comm, config, where, resumed[1] if resumed else None))
+    sessions = together(comm, lambda: _sessions(comm, config, where, resumed[1] if resumed else None,
+                                                observers or [Unobserved()] * len(where.names)))
     # the first rank of a host compiles and measures alone; the others find it in the cache
     together(comm, lambda: _warm_up(sessions if comm.local_rank == 0 else []))
     together(comm, lambda: _warm_up(sessions if comm.local_rank > 0 else []))
@@ -117,11 +122,14 @@ def _faults(config: TrainConfig, comm: Comm) -> list[Fault]:
     return faults
 
 
-def _sessions(comm: Comm, config: TrainConfig, where: Place, saved: Checkpoint | None) -> list[Session]:
+def _sessions(comm: Comm, config: TrainConfig, where: Place, saved: Checkpoint | None,
+              observers: Sequence[Observer]) -> list[Session]:
     """One session a worker, all on one data set."""
-    first = open_session(replace(config, device=where.names[0], device_threads=where.threads), saved)
-    sessions = [first, *(replace(first, device=open_device(name, threads=where.threads, math_mode=config.math))
-                         for name in where.names[1:])]
+    first = open_session(replace(config, device=where.names[0], device_threads=where.threads), saved, observers[0].wrap)
+    sessions = [first]
+    for name, observer in zip(where.names[1:], observers[1:], strict=True):
+        device = observer.wrap(open_device(name, threads=where.threads, math_mode=config.math))
+        sessions.append(replace(first, device=device))
     if first.device.kind == "host":
         _check_memory(comm, first, len(sessions))
     for session in sessions:

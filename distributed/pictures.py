@@ -1,8 +1,9 @@
-"""Pictures of what a run measured: the distributions of staleness and mini-batch."""
+"""Pictures of what a run measured: the distributions of staleness and mini-batch, and the terms of both loops."""
 
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,28 @@ def _bars(histogram: Histogram, title: str, x_label: str, y_label: str, colour: 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)
     axes.legend(loc="upper right")
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def loops(threads: dict[str, Any], title: str) -> bytes:
+    """A PNG of the loops of one rank: a bar a thread, stacked by the medians of its terms (profiling.terms_of)."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    terms = list(dict.fromkeys(term for loop in threads.values() for term in loop["terms"]))
+    figure = Figure(figsize=(9, 2.2 + 0.45 * len(threads)), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    base = np.zeros(len(threads))
+    for number, term in enumerate(terms):
+        widths = np.array([loop["terms"].get(term, {"median": 0.0})["median"] for loop in threads.values()])
+        axes.barh(list(threads), widths, left=base, color=colormaps["tab20"](number % 20), label=term)
+        base += widths
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel="ms an iteration (medians of the terms)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()

@@ -204,7 +204,7 @@ class Sprint:
     # the main thread
 
     def join(self, tick: Callable[[Progress], None] | None = None) -> Progress:
-        """Wait for the end of the segment and return the progress of the job; `tick` is called meanwhile, and at the end.
+        """Wait for the end of the segment, return the progress of the job; `tick` is called meanwhile and at the end.
 
         Raises what a thread raised; AgreedError when another rank failed or the run diverged; Interrupted
         after SIGINT or SIGTERM; RuntimeError naming what is stalled. A checkpoint is saved before.

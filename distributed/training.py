@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..engine.report import Report
 from ..engine.resume import nothing_left, open_folder
 from ..engine.runs import CONFIG, SUMMARY, RunFolder, environment
 from ..engine.worker import Worker
-from . import header, measures, tracing
+from . import header, measures, profiling, tracing
 from .checkpoints import Checkpoints, forget_after, places, progress_of
 from .comm import open_comm
 from .data_parallel import data_parallel
@@ -43,7 +43,7 @@ def train(options: dict[str, Any], given: set[str], observe: Callable[[int], Obs
     """Train as `options` (fields of TrainConfig) say, on all ranks that the launcher has started, or on this one.
 
     given: names of the options that a resumed run must not take from its checkpoint. observe(steps): who watches a
-    local run. scoring(machine file): who scores the prediction against a finished run folder, on rank 0. Returns the
+    worker. scoring(machine file): who scores the prediction against a finished run folder, on rank 0. Returns the
     summary; None when Ctrl-C ended a local run. Raises what has one line for people, on the rank that says it, or
     SystemExit.
     """
@@ -66,7 +66,8 @@ def _train(comm: Comm, options: dict[str, Any], given: set[str], observe: Callab
         return trainer.train(config, report, given, observe(config.profile) if config.profile else None)
     machine = config.machine
     score_prediction = together(comm, lambda: scoring(machine) if machine else None)
-    training = Training(open_setup(comm, config, resumed), report)
+    observers = [observe(config.profile) for _ in range(config.devices)] if config.profile else []
+    training = Training(open_setup(comm, config, resumed, observers), report, observers)
     try:
         summary = training.run()
     finally:
@@ -85,8 +86,9 @@ def _alone(comm: Comm) -> None:
 class Training:
     """One rank's part of a run. Everything but its workers is the same on all ranks; rank 0 writes the run folder."""
 
-    def __init__(self, setup: Setup, report: Report) -> None:
+    def __init__(self, setup: Setup, report: Report, observers: Sequence[Observer] = ()) -> None:
         self.setup, self.comm, self.config, self.report = setup, setup.comm, setup.config, report
+        self.observers = observers
         self.options = rules(self.config, setup.layout.minibatch, setup.images)
         self.folder = RunFolder(Path(text_of_first(self.comm, together(self.comm, self._open_folder))))
         header.say(report, setup, self.folder.path)
@@ -118,9 +120,10 @@ class Training:
     def _open_job(self) -> Sprint:
         setup, config, record = self.setup, self.config, self.folder.path / RECORD
         network = setup.sessions[0].network
+        workers = [profiling.ObservedWorker(*pair) for pair in zip(self.workers, self.observers, strict=False)]
         saved = setup.resumed[1] if setup.resumed else None
         make = data_parallel if config.algorithm == "sync" else Sprint
-        return make(self.comm, self.workers, network.device.download(network.weights.flat), self.options,
+        return make(self.comm, workers or self.workers, network.device.download(network.weights.flat), self.options,
                     config_hash=config.hash(), momentum=saved.optimizer["momentum"] if saved else None,
                     progress=progress_of(saved), save=self.saver,
                     record=record if config.deterministic else None, faults=setup.faults,
@@ -249,6 +252,10 @@ class Training:
         elif self.comm.rank == 0:
             self.journal.draw(self.title, self.measures)
             tracing.write(self.folder.path / TRACE, every, self.comm.ids)
+        if self.observers:
+            for line in profiling.write(self.folder, self.comm.ids[self.comm.rank], self.observers,
+                                        self.job.telemetry, self.title):
+                self.report.line(f"profile  {line}")
         if self.comm.rank == 0:
             self.folder.write(SUMMARY, summary)
             self.report.summary(summary, session, self.folder.path)

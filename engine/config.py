@@ -95,8 +95,8 @@ class TrainConfig:
 
     out: str | None = _option(None, RUN, "Run folder (default: runs/NET-TIME)", local=True)
     resume: str | None = _option(None, RUN, "Checkpoint or run folder to resume; auto: the newest, if any")
-    profile: int | None = _option(None, RUN, "Observe so many steps and write their profile into the run folder",
-                                  least=1, local=True, only=("local",))
+    profile: int | None = _option(None, RUN, "Observe so many steps (gradients, of each worker) and write their "
+                                  "profile into the run folder", least=1, local=True)
     log_every: int = _option(20, RUN, "Steps between two lines of the log", least=1, local=True)
 
     def __post_init__(self) -> None:

@@ -65,8 +65,7 @@ class RunFolder:
 
     def write(self, name: str, data: dict[str, Any]) -> None:
         """Replace the JSON file `name`."""
-        with writing(self.path / name):
-            source.replace_file(self.path / name, (json.dumps(data, indent=2) + "\n").encode())
+        self.replace(name, (json.dumps(data, indent=2) + "\n").encode())
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl in one write, of which no part stays when the disk is full.
@@ -113,12 +112,12 @@ class RunFolder:
         """Draw losses and accuracies into curves.png; nothing when there is no record yet."""
         records = [record for record in self.metrics() if "epoch" in record and "loss" in record]
         if records:
-            self.draw(CURVES, curves.curves(records, title))
+            self.replace(CURVES, curves.curves(records, title))
 
-    def draw(self, name: str, image: bytes) -> None:
-        """Replace the picture `name`."""
+    def replace(self, name: str, content: bytes) -> None:
+        """Replace the file `name`."""
         with writing(self.path / name):
-            source.replace_file(self.path / name, image)
+            source.replace_file(self.path / name, content)
 
 
 def environment(device: Device) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sprint.__main__ import run
+from sprint.bench.ceilings import Ceilings
 from sprint.distributed.layout import Layout, own_cores, place
 from sprint.distributed.opening import next_goal, rules
 from sprint.distributed.pictures import BARS, bars
@@ -251,7 +252,6 @@ def test_a_run_without_a_record_cannot_be_replayed(capsys, tmp_path):
     (["--device", "host:1"], "device: expected auto, host or cuda with --algorithm sprint"),
     (["--inject", "drop-rank=0@update=3"], "inject: expected KIND=RANK@update=U"),
     (["--inject", "nan-grad=1@update=3"], "inject: expected a rank from 0 to 0, got 1"),
-    (["--profile", "3"], "profile: expected --algorithm local, got sprint"),
     (["--subbatch", "3000000"], "--subbatch "),
 ])
 def test_a_mistake_is_one_line_and_leaves_nothing(capsys, tmp_path, options, words):
@@ -360,3 +360,30 @@ def test_few_values_are_drawn_where_they_are_and_many_in_bins():
     places, width, counts = bars(histogram)
     assert counts.sum() == 124 and len(counts) <= BARS and np.ptp(np.diff(places)) == 0
     assert counts[np.abs(places - 161).argmin()] == 4 + 2  # a bin of four values
+
+
+# ---- profile ----------------------------------------------------------------------------------------------------
+
+
+def test_profile_sees_every_worker_and_both_loops(capsys, monkeypatch, tmp_path):
+    ceilings = Ceilings(20.0, "copy", 25.0, 60.0, 100.0, 1 << 25, 1)  # to measure them takes seconds
+    monkeypatch.setattr("sprint.bench.observer._MEASURED", {("host", 1): ceilings})
+    code, out, err = train(capsys, tmp_path / "r", "--algorithm", "sprint", "--devices", 2, "--subbatch", 8,
+                           "--epochs", 2, "--profile", 2)
+    assert (code, err) == (0, "")
+    folder = tmp_path / "r" / "profile"
+    for t in (0, 1):
+        assert f"profile  rank 0 worker {t}: parts:" in out
+        made = json.loads((folder / f"rank0-worker{t}" / "profile.json").read_text())
+        seen = {row["layer"] for row in made["rows"]}
+        assert {"images", "conv1", "loss"} <= {name.rstrip("0123456789") if name.startswith("loss") else name
+                                               for name in seen}
+        assert {p.name for p in (folder / f"rank0-worker{t}").iterdir()} == {
+            "profile.json", "profile.csv", "profile.png", "profile.trace.json"}
+    loops = json.loads((folder / "rank0-loops.json").read_text())["loops"]
+    assert list(loops) == ["worker 0", "worker 1", "update thread"]
+    assert tuple(loops["update thread"]["terms"]) == UPDATE_TERMS and tuple(loops["worker 1"]["terms"]) == WORKER_TERMS
+    assert loops["worker 0"]["terms"]["compute_gradient"]["median"] > 0
+    lines = (folder / "rank0-loops.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * len(WORKER_TERMS) + len(UPDATE_TERMS)
+    assert (folder / "rank0-loops.png").read_bytes().startswith(b"\x89PNG")
