@@ -15,13 +15,13 @@ from ..kernels.device import Device
 from ..kernels.host import processor_name, usable_cores
 from . import environment
 from .crowding import check_unbound, measure_crowd
-from .fit import fit_curve, fit_linear, spread
+from .fit import fit_kernel, fit_linear, spread
 from .gauge import Gauge, product_bytes
 from .gemm_time import GemmEstimate, GemmTable
 from .grids import errors, measure_table
 from .loop_gauge import measure_images, measure_steps
 from .machine import Allreduce, DeviceFacts, Linear, Machine
-from .needs import Product, kernel_cases, products
+from .needs import Product, Size, kernel_cases, products
 from .op import Case
 from .ranks_gauge import measure_allreduce
 
@@ -140,7 +140,7 @@ class _Maker:
 
     def _kernels(self) -> dict[str, Linear]:
         self.report("kernels", STARTS["kernels"])
-        cases: dict[str, dict[float, Case]] = {}
+        cases: dict[str, dict[Size, Case]] = {}
         for spec in self.wanted.specs:
             for kernel, found in kernel_cases(spec, self.device, self.wanted.subbatches, self.wanted.conv,
                                               None).items():
@@ -155,15 +155,17 @@ class _Maker:
             self.report(f"{part}: {name}", begin + (end - begin) * index / len(items))
             yield name, item
 
-    def _kernel(self, cases: dict[float, Case]) -> Linear:
+    def _kernel(self, cases: dict[Size, Case]) -> Linear:
         """Fitted to every other of some sizes spread over all, checked at the others; the ends are fitted to."""
-        sizes = spread([size for size, case in cases.items() if self._fits(case.nbytes)], MOST_SIZES)
+        fitting = [size for size, case in cases.items() if self._fits(case.nbytes)]
+        some = spread([elements for elements, _ in fitting], MOST_SIZES)
+        sizes = sorted(size for size in fitting if size[0] in some)
         times = {size: self.gauge.case(cases[size]) for size in sizes}
         held = sizes[1:-1:2] if len(sizes) > 4 else []
         fitted = [size for size in sizes if size not in held]
-        line = fit_curve(fitted, [times[size] for size in fitted])
-        self._check("kernels", [line.time(size) / times[size] - 1 for size in held])
-        return fit_curve(sizes, list(times.values()))
+        line = fit_kernel(fitted, [times[size] for size in fitted])
+        self._check("kernels", [line.time(*size) / times[size] - 1 for size in held])
+        return fit_kernel(sizes, list(times.values()))
 
     def _fits(self, nbytes: float) -> bool:
         return nbytes * MEMORY_PART <= self.device.memory().available

@@ -51,6 +51,16 @@ def fit_curve(elements: Sequence[float] | Array, seconds: Sequence[float] | Arra
     return replace(line, residual=residual, points=tuple(zip(x.tolist(), t.tolist(), strict=True)))
 
 
+def fit_kernel(sizes: Sequence[tuple[float, float]], seconds: Sequence[float]) -> Linear:
+    """alpha * elements + gamma * rows + beta through calls of (elements, rows), where that does; else fit_curve."""
+    elements, rows = np.array(sizes, np.float64).T
+    curve, columns = fit_curve(elements, seconds), [elements, rows, np.ones_like(rows)]
+    if len(sizes) <= len(columns) or np.linalg.matrix_rank(np.stack([c / c.max() for c in columns])) < len(columns):
+        return curve
+    (alpha, gamma, beta), residual = _robust(columns, np.asarray(seconds, np.float64))
+    return Linear(alpha, beta, residual, gamma=gamma) if residual <= min(STRAIGHT, curve.residual) else curve
+
+
 def fit_allreduce(nodes: Sequence[int] | Array, parameters: Sequence[int] | Array,
                   seconds: Sequence[float] | Array) -> Allreduce:
     """(alpha log2(nodes) + beta) * parameters + latency log2(nodes) through (n,) measurements > 0."""

@@ -21,7 +21,7 @@ ANY = "any"  # net that has no contention of its own
 
 @dataclass(frozen=True)
 class Linear:
-    """alpha * elements + beta seconds; residual: relative standard deviation of the measurements about it.
+    """alpha * elements + gamma * rows + beta seconds; residual: relative standard deviation of the measurements.
 
     points: (elements, seconds) in order, where a straight line does not do (a processor's caches end somewhere):
     between them the time is interpolated, beyond them it grows like the line.
@@ -31,10 +31,11 @@ class Linear:
     beta: float = 0.0
     residual: float = 0.0
     points: tuple[tuple[float, float], ...] = ()
+    gamma: float = 0.0
 
-    def time(self, elements: Any) -> Any:
-        """Seconds for `elements` (a number or an array)."""
-        line = self.alpha * elements + self.beta
+    def time(self, elements: Any, rows: float = 1.0) -> Any:
+        """Seconds for `elements` (a number or an array) in so many rows."""
+        line = self.alpha * elements + self.gamma * rows + self.beta
         if not self.points:
             return line
         at, seconds = np.array(self.points).T
@@ -44,6 +45,7 @@ class Linear:
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         numbers: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta, "residual": self.residual}
+        numbers |= {"gamma": self.gamma} if self.gamma else {}
         return numbers | ({"points": [list(point) for point in self.points]} if self.points else {})
 
 

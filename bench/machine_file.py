@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def read_machine(data: Any, where: str) -> Machine:
     machine = Machine(
         name=top.text("name"), description=top.text("description"), date=top.text("date"),
         threads=top.whole("threads"), device=_device(top.inside("device")), conv=top.text("conv", ALGORITHMS),
-        kernels={key: _linear(value) for key, value in top.inside("kernels").groups().items()},
+        kernels={key: _kernel(value) for key, value in top.inside("kernels").groups().items()},
         gemm={key: _gemm(value) for key, value in top.inside("gemm").groups().items()},
         steps=_steps(top.inside("steps")), allreduce=_allreduce(top.inside("allreduce")),
         jitter=top.number("jitter", 0.0),
@@ -75,6 +75,11 @@ def _device(fields: Fields) -> DeviceFacts:
     fields.used.add("workspace_bytes")
     fields.nothing_else()
     return device
+
+
+def _kernel(fields: Fields) -> Linear:
+    gamma = fields.number("gamma", 0.0)
+    return replace(_linear(fields), gamma=gamma)
 
 
 def _linear(fields: Fields) -> Linear:

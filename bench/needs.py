@@ -15,6 +15,7 @@ from .op import Case
 from .work import Call, GradientWork
 
 Triple = tuple[float, float, float]  # m, n, k
+Size = tuple[float, float]  # elements and rows of a kernel's call
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,23 @@ def products(spec: NetSpec, device: Device, subbatches: Iterable[int], conv: str
 
 
 def kernel_cases(spec: NetSpec, device: Device, subbatches: Iterable[int], conv: str,
-                 limit_bytes: int | None) -> dict[str, dict[float, Case]]:
-    """Kernel -> elements as the model counts them -> the real call, for every kernel that a gradient launches."""
-    found: dict[str, dict[float, Case]] = {}
+                 limit_bytes: int | None) -> dict[str, dict[Size, Case]]:
+    """Kernel -> size as the model counts it -> the real call, for every kernel that a gradient launches."""
+    found: dict[str, dict[Size, Case]] = {}
     for samples in subbatches:
-        wanted = {(call.name, float(call.sizes[0][0])) for _, call, _ in _calls(
+        wanted = {(call.name, (float(call.sizes[0][0]), float(call.rows))) for _, call, _ in _calls(
             spec, device, [samples], conv, limit_bytes) if call.group == "kernels"}
         for case in net_cases(spec, device, samples):
-            if (case.op.name, elements(case)) in wanted:
-                found.setdefault(case.op.name, {})[elements(case)] = case
+            size = (elements(case), rows(case))
+            if (case.op.name, size) in wanted:
+                found.setdefault(case.op.name, {})[size] = case
     return found
+
+
+def rows(case: Case) -> float:
+    """Rows of a kernel's call as the model counts them (work.py)."""
+    name = {"im2col": "col", "col2im": "col", "add_bias": "y", "bias_relu": "y", "row_sum": "x"}.get(case.op.name)
+    return float(case.specs[name].shape[0]) if name else 1.0
 
 
 def elements(case: Case) -> float:

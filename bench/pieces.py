@@ -75,7 +75,7 @@ def _call_time(machine: Machine, call: Call) -> tuple[Array, Array]:
     if call.group == "gemm":
         seconds, off = machine.gemm[machine.gemm_path(call.name)].time(*call.sizes)
         return call.times * seconds, off & (call.times > 0)
-    seconds = call.times * machine.kernel(call.name).time(call.sizes[0])
+    seconds = call.times * machine.kernel(call.name).time(call.sizes[0], call.rows)
     return seconds, np.zeros(seconds.shape, dtype=bool)
 
 

@@ -27,7 +27,8 @@ class Call:
 
     group: "kernels" or "gemm"; name: of the op as `sprint bench kernels` lists it, or of the GEMM path. sizes
     and times: float64 arrays, one number for each sub-batch asked for. An "implicit" path is a whole convolution
-    with its bias; "tiles" is the host's own GEMM of dense layers with few columns.
+    with its bias; "tiles" is the host's own GEMM of dense layers with few columns. rows: of the matrix of columns or
+    outputs that a kernel works through row by row, 1 for other calls.
     """
 
     stage: str
@@ -35,6 +36,7 @@ class Call:
     name: str
     sizes: tuple[Array, ...]
     times: Array
+    rows: float = 1.0
 
 
 Part = list[list[Call]]  # ways to do the same thing, of which the faster one runs
@@ -64,10 +66,10 @@ class GradientWork:
         if stage.kind == "conv":
             return self._convolution(stage, "forward")
         if stage.kind == "dense":
-            return [[*self._dense(stage, "forward"), self._kernel(stage, _bias(stage), outputs)]]
+            return [[*self._dense(stage, "forward"), self._kernel(stage, _bias(stage), outputs, rows=stage.out_size)]]
         if stage.kind == "loss":
             outputs = math.prod(stage.in_shape) * self.samples
-        return [[self._kernel(stage, FORWARD[stage.kind], outputs)]]
+        return [[self._kernel(stage, FORWARD[stage.kind], outputs, rows=_rows(stage))]]
 
     def _backward(self, stage: Stage, to_input: bool) -> list[Part]:
         directions = ("backward_filter", "backward_data") if to_input else ("backward_filter",)
@@ -77,12 +79,12 @@ class GradientWork:
             outputs = stage.out_size * self.samples
             ends = [self._kernel(stage, "relu_backward", outputs)] if stage.relu else []
             gemms = [call for direction in directions for call in self._dense(stage, direction)]
-            return [[[*ends, *gemms, self._kernel(stage, "row_sum", outputs)]]]
+            return [[[*ends, *gemms, self._kernel(stage, "row_sum", outputs, rows=stage.out_size)]]]
         inputs = math.prod(stage.in_shape) * self.samples
-        return [[[self._kernel(stage, BACKWARD[stage.kind], inputs)]]] if to_input else []
+        return [[[self._kernel(stage, BACKWARD[stage.kind], inputs, rows=_rows(stage))]]] if to_input else []
 
-    def _kernel(self, stage: Stage, name: str, elements: Array, times: Any = 1.0) -> Call:
-        return Call(stage.name, "kernels", name, (elements,), np.broadcast_to(times, elements.shape))
+    def _kernel(self, stage: Stage, name: str, elements: Array, times: Any = 1.0, rows: float = 1.0) -> Call:
+        return Call(stage.name, "kernels", name, (elements,), np.broadcast_to(times, elements.shape), rows)
 
     def _dense(self, stage: Stage, direction: str) -> list[Call]:
         """By BLAS, or for the sub-batches of few columns by the host's own tiles."""
@@ -132,15 +134,20 @@ class GradientWork:
             sizes = _sizes(direction, shape.K, shape.rows, columns)
             fold = "col2im" if direction == "backward_data" else "im2col"
             calls += [Call(stage.name, "gemm", SGEMM[direction], sizes, times),
-                      self._kernel(stage, fold, shape.rows * columns, times)]
+                      self._kernel(stage, fold, shape.rows * columns, times, shape.rows)]
         bias = {"forward": _bias(stage), "backward_filter": "row_sum"}.get(direction)
-        return calls + ([self._kernel(stage, bias, _outputs(shape) * self.samples)] if bias else [])
+        return calls + ([self._kernel(stage, bias, _outputs(shape) * self.samples, rows=shape.K)] if bias else [])
 
 
 FORWARD = {"pool": "max_pool", "flatten": "im2col", "relu": "relu", "sigmoid": "sigmoid",
            "dropout": "dropout", "loss": "softmax_cross_entropy"}
 BACKWARD = {"pool": "max_pool_backward", "flatten": "col2im", "relu": "relu_backward",
             "sigmoid": "sigmoid_backward", "dropout": "dropout"}
+
+
+def _rows(stage: Stage) -> float:
+    """Rows of the columns that a flatten makes; other stages have none."""
+    return math.prod(stage.in_shape) if stage.kind == "flatten" else 1.0
 
 
 def _bias(stage: Stage) -> str:

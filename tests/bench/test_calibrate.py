@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import typer
 from sprint.bench import calibrate, commands_calibrate
-from sprint.bench.fit import fit_allreduce, fit_curve, fit_linear, relative_spread
+from sprint.bench.fit import fit_allreduce, fit_curve, fit_kernel, fit_linear, relative_spread
 from sprint.bench.gauge import Gauge, elapsed
 from sprint.bench.grids import Grid, measure_table
 from sprint.bench.loop_gauge import measure_images, measure_steps
@@ -69,6 +69,15 @@ def test_a_bent_curve_keeps_its_points_and_a_straight_one_does_not(rng):
     np.testing.assert_allclose(curve.time(SIZES), bent, rtol=1e-9)
     assert bent[4] < curve.time(math.sqrt(SIZES[4] * SIZES[5])) < bent[5]
     assert fit_curve(SIZES, noisy(2e-9 * SIZES + 1e-5, rng, [])).points == ()
+
+
+def test_a_kernel_that_works_row_by_row_is_known_again():
+    sizes = [(rows * n, rows) for rows in (500.0, 1024.0) for n in (2, 4, 8)]
+    found = fit_kernel(sizes, [3e-9 * elements + 1e-8 * rows + 1e-5 for elements, rows in sizes])
+    assert (found.alpha, found.gamma, found.beta) == pytest.approx((3e-9, 1e-8, 1e-5))
+    assert found.time(1500, 500) == pytest.approx(1.95e-5)
+    alike = fit_kernel([(2 * rows, rows) for _, rows in sizes], [rows for _, rows in sizes])  # one row length only
+    assert (alike.alpha, alike.gamma) == pytest.approx((0.5, 0.0))
 
 
 def test_the_allreduce_is_known_again(rng):
@@ -167,7 +176,7 @@ def test_everything_that_the_model_counts_is_measured_at_its_real_sizes(device, 
             if call.times > 0 and call.group == "gemm":
                 assert (call.name, tuple(float(s) for s in call.sizes)) in found
             elif call.times > 0:
-                assert float(call.sizes[0]) in kernels[call.name]
+                assert (float(call.sizes[0]), float(call.rows)) in kernels[call.name]
 
 
 def test_a_convolution_keeps_its_images_at_other_sizes(device):

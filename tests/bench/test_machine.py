@@ -34,7 +34,7 @@ FAULTS = [
     ("kernels/im2col/alpha", True, "kernels.im2col.alpha: expected a number >= 0, got True"),
     ("kernels/im2col/alpha", float("nan"), "kernels.im2col.alpha: expected a number >= 0, got nan"),
     ("kernels/im2col", 3e-9, "kernels.im2col: expected an object, got 3e-09"),
-    ("kernels/im2col/gamma", 1.0, "kernels.im2col.gamma: expected no such field, got 1.0"),
+    ("kernels/im2col/delta", 1.0, "kernels.im2col.delta: expected no such field, got 1.0"),
     ("steps/fetch_weights", None, "steps.fetch_weights: expected an object, got nothing"),
     ("steps/fetch_wieghts", {"alpha": 1}, "steps.fetch_wieghts: expected no such field"),
     ("allreduce/beta", None, "allreduce.beta: expected a number >= 0, got nothing"),
