@@ -26,7 +26,14 @@ from sprint.kernels.cuda import CudaDevice
 N = 1003
 SMALL = ["train", "mlp", "--data", "digits", "--limit", "24", "--image-size", "8", "--width", "0.05", "--subbatch", "4",
          "--steps", "3", "--log-every", "1", "--device", "cuda"]
-WORKS = "pass"
+WORKS = """
+import numpy, sys
+from mpi4py import MPI
+send = numpy.arange(1000, dtype=numpy.float32)
+recv = numpy.empty_like(send)
+MPI.COMM_WORLD.Allreduce(send, recv)
+sys.exit(not MPI.COMM_WORLD.size == (recv == send).all() == 1)
+"""
 CRASHES = "import os; os.kill(os.getpid(), 11)"
 
 
@@ -280,7 +287,10 @@ def test_a_run_with_nccl_says_so_and_trains_as_without(cupy, capsys, tmp_path):
 
 @pytest.mark.timeout(120)
 def test_two_ranks_give_mpi_their_device_arrays(mpirun, tmp_path):
-    """The stand-in's memory is the host's, so any MPI can sum it; mpi4py takes it as it takes CuPy's."""
+    """The stand-in's memory is the host's, so any MPI can sum it; mpi4py takes it as it takes CuPy's.
+
+    The children are jobs of one rank, in MPI but outside the job of their parents.
+    """
     for name, options in (("host", []), ("cuda-aware", ["--cuda-aware"])):
         done = mpirun(2, "stand_in.py", WORKS, *SMALL, "--algorithm", "sync", "--out", tmp_path / name, *options,
                       limit_s=50.0)

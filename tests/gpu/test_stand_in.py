@@ -21,7 +21,8 @@ def pytest_gpu(*arguments):
 
 @pytest.mark.slow
 def test_gpu_tests_pass_on_the_stand_in():
-    done, lines = pytest_gpu("--stand-in", "tests/gpu/test_gpu.py", "tests/gpu/test_transport.py", "tests/kernels/test_update.py")
+    files = "tests/gpu/test_gpu.py", "tests/gpu/test_transport.py", "tests/kernels/test_update.py"
+    done, lines = pytest_gpu("--stand-in", *files)
     assert done.returncode == 0, done.stdout
     assert any(line.startswith("cuda:0 (Fake GPU") for line in lines)
     assert any(re.match(r"sgemm 32 +[0-9.]+ +[0-9.]+ GFLOP +[0-9.]+$", line) for line in lines)
