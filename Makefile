@@ -65,7 +65,7 @@ test-gpu: .venv/bin/python  ## kernels and a short training on a GPU against the
 		{ echo "make: expected an NVIDIA driver (libcuda.so.1), got none: this machine has no GPU to test"; exit 1; }
 	@$(MAKE) --no-print-directory .venv/with-test .venv/with-cuda12
 	@$(BIN)/python -c "import sys; from sprint.kernels.cuda import missing; sys.exit(missing())"
-	timeout 600 $(BIN)/python -m pytest -m gpu tests $(ARGS)
+	timeout 300 $(BIN)/python -m pytest -m gpu tests $(ARGS)
 
 drill: .venv/with-test  ## kill -9 a rank in each of 100 runs: all must survive with nothing lost
 	$(BIN)/python tests/distributed/programs/drill.py --runs 100 $(ARGS)
