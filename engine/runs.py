@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from .errors import UsageError
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
 CHECKPOINTS = "checkpoints"
+_OWN: dict[tuple[int, int], list[int]] = {}  # folders of this process's runs: handle, and how many hold it
 DRAWN = ("epoch", "loss", "test_loss", "top1", "top5")  # figures of a record that the curves show
 
 
@@ -50,13 +53,18 @@ class RunFolder:
                     raise UsageError(f"out: expected a new or empty folder or an earlier run, got {path} with "
                                      f"{', '.join(sorted(names)[:3])}")
                 earlier = path.resolve()
+                _release(_claim(earlier))
                 earlier.rename(_free(earlier.with_name(earlier.name + ".1"), "."))
             path.mkdir(parents=True, exist_ok=True)
         return cls(path).ready()
 
     def ready(self) -> RunFolder:
-        """Make sure that the folder takes files. Returns itself."""
+        """Make sure that the folder takes files, and keep other processes out of it. Returns itself.
+
+        Raises UsageError when another run is in it.
+        """
         with writing(self.path):
+            weakref.finalize(self, _release, _claim(self.path))
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".{os.getpid()}.probe"
             probe.write_bytes(b"")
@@ -118,6 +126,37 @@ class RunFolder:
         """Replace the file `name`."""
         with writing(self.path / name):
             source.replace_file(self.path / name, content)
+
+
+def _claim(path: Path) -> tuple[int, int]:
+    """Keep other processes out of a folder until as many _release() of what this returns, or the end of this one.
+
+    Raises UsageError when another process has it, OSError.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    found = os.fstat(handle)
+    place = found.st_dev, found.st_ino
+    if place in _OWN:
+        os.close(handle)
+        _OWN[place][1] += 1
+        return place
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UsageError(f"out: expected a folder that no other run is in, got {path}") from None
+    except OSError:
+        pass  # a file system without locks
+    _OWN[place] = [handle, 1]
+    return place
+
+
+def _release(place: tuple[int, int]) -> None:
+    own = _OWN[place]
+    own[1] -= 1
+    if not own[1]:
+        os.close(own[0])
+        del _OWN[place]
 
 
 def environment(device: Device) -> dict[str, Any]:

@@ -208,3 +208,17 @@ def test_the_environment_names_what_a_result_depends_on(fast):
     "started", "command"):
         assert facts[key], key
     assert facts["device"] == fast.describe() and facts["numpy"] == np.__version__
+
+
+def test_two_processes_cannot_be_in_one_folder(tmp_path):
+    code = "import sys; from sprint.engine.runs import RunFolder; RunFolder.create(sys.argv[1], 'x')"
+    command = [sys.executable, "-c", code, str(tmp_path / "r")]
+    folder = RunFolder.create(str(tmp_path / "r"), "x")
+    again = RunFolder(folder.path).ready()  # this one may: a run that is resumed in one process
+    del folder
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode and f"out: expected a folder that no other run is in, got {tmp_path / 'r'}" in done.stderr
+    assert again.path.is_dir() and not (tmp_path / "r.1").exists()
+    del again
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and (tmp_path / "r.1").is_dir()
