@@ -68,16 +68,18 @@ def train_options(command: Callable[..., None]) -> Callable[..., None]:
 def train(ctx: typer.Context, **options: Any) -> None:
     """Train a net; the run folder gets configuration, metrics, curves, checkpoints and summary."""
     from .distributed.training import train
+    from .engine.interrupt import exit_code
 
     given = {name for name in options if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    if train(options, given, _observer, commands_calibrate.scorer) is None:
-        raise typer.Exit(130)
+    ended = train(options, given, _observer, commands_calibrate.scorer)
+    if not isinstance(ended, dict):
+        raise typer.Exit(exit_code(ended))
 
 
-def _observer(steps: int) -> Observer:
+def _observer(steps: int, say: Callable[[str], None]) -> Observer:
     from .bench.observer import RunProfile
 
-    return RunProfile(steps)
+    return RunProfile(steps, say)
 
 
 @app.command("eval")
@@ -160,7 +162,7 @@ app.add_typer(commands_bench.app, name="bench")
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code: 0, 1 failure, 2 usage, 130 Ctrl-C."""
+    """Run one command line and return its exit code: 0, 1 failure, 2 usage, 130 Ctrl-C, 143 SIGTERM."""
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .op import Case
 
 SCHEMA = 1
+MOST_REPEATS = 1_000_000  # whose times are kept, each
 README_MARK = "bench"
 
 
@@ -80,9 +81,9 @@ def run(
     from .files import check_writable
     from .kernels import Bench, Settings
 
-    if not 0 < seconds < math.inf or (repeats is not None and repeats < 1):
+    if not 0 < seconds < math.inf or (repeats is not None and not 1 <= repeats <= MOST_REPEATS):
         got = f"{repeats} repeats" if 0 < seconds < math.inf else f"{seconds:g} seconds"
-        raise UsageError(f"bench: expected seconds above 0 (finite) and repeats of at least 1, got {got}")
+        raise UsageError(f"bench: expected seconds above 0 (finite) and 1 to {MOST_REPEATS:,} repeats, got {got}")
     if readme and check_only:
         raise UsageError("readme: expected times to write, got --check-only")
     check_writable("json", json_file)

@@ -16,14 +16,18 @@ from .trace import Step, TracedDevice
 
 T = TypeVar("T")
 _MEASURED: dict[tuple[str, int], Ceilings] = {}  # by kind and threads: the devices of one process are alike
+MEASURING = "profile  measuring what this machine can do at best first"  # which takes some seconds
 WARM_UP = 3  # first steps compile, time algorithms and fill caches
 
 
 class RunProfile:
-    """Observes every other step after the first three until it has `steps` of them; those between are only timed."""
+    """Observes every other step after the first three until it has `steps` of them; those between are only timed.
 
-    def __init__(self, steps: int) -> None:
-        self.steps, self._seen = steps, 0
+    say: gets one line before something long.
+    """
+
+    def __init__(self, steps: int, say: Callable[[str], None]) -> None:
+        self.steps, self._say, self._seen = steps, say, 0
         self._observed: list[Step] = []
         self._untimed: list[float] = []
         self._device: TracedDevice | None = None
@@ -33,6 +37,7 @@ class RunProfile:
         """A device that notes its calls; its ceilings are measured now, while nothing else runs, once for all alike."""
         key = device.kind, device.threads
         if key not in _MEASURED:
+            self._say(MEASURING)
             _MEASURED[key] = measure_ceilings(device)
         self._ceilings = _MEASURED[key]
         self._device = TracedDevice(device)

@@ -17,7 +17,7 @@ from ..engine.errors import UsageError
 from ..engine.evaluate import Score
 from ..engine.observer import Observer
 from ..engine.report import Report
-from ..engine.resume import nothing_left, open_folder
+from ..engine.resume import Say, nothing_left, open_folder
 from ..engine.runs import CONFIG, SUMMARY, RunFolder, environment
 from ..engine.worker import Worker
 from . import header, measures, profiling, tracing
@@ -38,13 +38,13 @@ from .watch import signals
 RECORD, TRACE = "record", "trace.json"
 
 
-def train(options: dict[str, Any], given: set[str], observe: Callable[[int], Observer],
-          scoring: Callable[[str], Callable[[Path], None]]) -> dict[str, Any] | None:
+def train(options: dict[str, Any], given: set[str], observe: Callable[[int, Say], Observer],
+          scoring: Callable[[str], Callable[[Path], None]]) -> dict[str, Any] | signal.Signals:
     """Train as `options` (fields of TrainConfig) say, on all ranks that the launcher has started, or on this one.
 
-    given: names of the options that a resumed run must not take from its checkpoint. observe(steps): who watches a
-    worker. scoring(machine file): who scores the prediction against a finished run folder, on rank 0. Returns the
-    summary; None when Ctrl-C ended a local run. Raises what has one line for people, on the rank that says it, or
+    given: names of the options that a resumed run must not take from its checkpoint. observe(steps, say): who watches
+    a worker. scoring(machine file): who scores the prediction against a finished run folder, on rank 0. Returns the
+    summary; the signal that ended a local run early. Raises what has one line for people, on the rank that says it, or
     SystemExit.
     """
     with guard():
@@ -56,17 +56,18 @@ def train(options: dict[str, Any], given: set[str], observe: Callable[[int], Obs
     return summary
 
 
-def _train(comm: Comm, options: dict[str, Any], given: set[str], observe: Callable[[int], Observer],
-           scoring: Callable[[str], Callable[[Path], None]]) -> dict[str, Any] | None:
+def _train(comm: Comm, options: dict[str, Any], given: set[str], observe: Callable[[int, Say], Observer],
+           scoring: Callable[[str], Callable[[Path], None]]) -> dict[str, Any] | signal.Signals:
     report = Report(quiet=comm.rank > 0, plain=launched() is not None)  # mpirun gives all its ranks a terminal
     config, resumed = together(comm, lambda: resolve(options, given, report))
     agree_signature(comm, config.hash(), 0, resumed[1].step if resumed else 0)
     if config.algorithm == "local":
         together(comm, lambda: _alone(comm))
-        return trainer.train(config, report, given, observe(config.profile) if config.profile else None)
+        observer = observe(config.profile, report.line) if config.profile else None
+        return trainer.train(config, report, given, observer)
     machine = config.machine
     score_prediction = together(comm, lambda: scoring(machine) if machine else None)
-    observers = [observe(config.profile) for _ in range(config.devices)] if config.profile else []
+    observers = [observe(config.profile, report.line) for _ in range(config.devices)] if config.profile else []
     training = Training(open_setup(comm, config, resumed, observers), report, observers)
     try:
         summary = training.run()

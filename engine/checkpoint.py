@@ -15,6 +15,7 @@ import numpy as np
 from ..kernels.source import replace_file
 from .config import TrainConfig
 from .errors import UsageError
+from .facts import checked
 from .runs import CHECKPOINTS, writing
 
 FORMAT = 1
@@ -69,10 +70,21 @@ def load(path: Path) -> Checkpoint:
     text = metadata.get("sprint", "")
     if metadata.get("sha256") != _digest(arrays, text):
         raise ValueError(f"checkpoint: expected its own checksum, got damaged contents: {path}")
-    facts = json.loads(text)
-    facts |= {"config": TrainConfig.from_json(facts["config"]), "image_shape": tuple(facts["image_shape"])}
+    try:
+        facts = checked(text)
+    except ValueError as error:
+        raise ValueError(f"checkpoint: {error}: {path}") from None
     facts |= {kind: _under(f"{kind}.", arrays) for kind in _ARRAYS}
     return Checkpoint(**facts)
+
+
+def load_finite(path: Path) -> Checkpoint:
+    """load() for those who use the weights. Raises ValueError also when one of them is no finite number."""
+    saved = load(path)
+    for name, array in saved.weights.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"checkpoint: expected finite weights, got others in {name}: {path}")
+    return saved
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

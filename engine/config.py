@@ -36,7 +36,7 @@ class TrainConfig:
                         essential=True)
     data_dir: str | None = _option(None, DATA, "Folder of the data set", local=True)
     classes: int | None = _option(None, DATA, "Classes of synthetic or list (default: 1000, or as found)",
-                                  least=2, essential=True)
+                                  least=2, most=1_000_000, essential=True)
     limit: int | None = _option(None, DATA, "Use no more images of each part", least=1, essential=True)
     on_bad_image: str = _option("error", DATA, "error, skip: what to do with an image that cannot be read",
                                 choices=("error", "skip"))
@@ -69,7 +69,7 @@ class TrainConfig:
 
     algorithm: str = _option("local", JOB, "local, sync, sprint (asynchronous); for N nodes: mpirun -n N sprint train",
                              choices=("local", *BOTH), essential=True)
-    devices: int = _option(1, JOB, "Of each rank, one worker each", least=1, local=True, only=BOTH)
+    devices: int = _option(1, JOB, "Of each rank, one worker each", least=1, most=256, local=True, only=BOTH)
     gradient_form: str = _option("mean", JOB, "sum, mean: of the gradients of all samples of a mini-batch",
                                  choices=("sum", "mean"), only=BOTH)
     max_staleness: int | None = _option(None, JOB, "Updates that a gradient may be late; workers wait", least=0,

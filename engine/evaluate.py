@@ -78,7 +78,7 @@ def evaluate_checkpoint(place: str, changes: dict[str, Any]) -> dict[str, Any]:
     Labels mean what they meant in training. Raises UsageError, ValueError or OSError with one line for people.
     """
     path = checkpoint.find(place)
-    saved = checkpoint.load(path)
+    saved = checkpoint.load_finite(path)
     session = open_session(replace(saved.config, **changes, resume=None), saved)
     score = evaluate(session.network, session.dataset.test, session.feeder())
     assert score is not None

@@ -37,7 +37,7 @@ def export_checkpoint(place: str, out: Path | None = None) -> dict[str, Any]:
     if out is not None and out.suffix != SUFFIX:
         raise UsageError(f"output: expected a file name that ends in {SUFFIX}, got {out}")
     onnx = _onnx()
-    saved = checkpoint.load(path)
+    saved = checkpoint.load_finite(path)
     config = saved.config
     spec = build(config.net, config.image_size, config.width, len(saved.class_names))
     model = onnx_model(spec, saved.weights, saved.mean, saved.std, _properties(path, saved, spec))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from signal import Signals
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ SAVE_SECONDS = 600.0  # a checkpoint at least so often within a long epoch
 
 
 def train(config: TrainConfig, report: Report, given: set[str] | None = None,
-          observer: Observer | None = None) -> dict[str, Any] | None:
-    """Train as `config` says and return the summary, or None when Ctrl-C or SIGTERM ended the run early.
+          observer: Observer | None = None) -> dict[str, Any] | Signals:
+    """Train as `config` says and return the summary, or the signal (SIGINT or SIGTERM) that ended the run early.
 
     given: names of the options that a resumed run must not take from its checkpoint (None: all). observer: sees every
     step and writes into the run folder.
@@ -63,7 +64,7 @@ class Trainer:
             self.step = self.saved_step = session.saved.step
         self.meter = Meter()
 
-    def run(self) -> dict[str, Any] | None:
+    def run(self) -> dict[str, Any] | Signals:
         """batches -> forward -> backward -> update; after every epoch a checkpoint and the test images."""
         begin = self.saved_at = time.perf_counter()
         facts = {"config": self.effective(), "environment": environment(self.session.device)}
@@ -90,8 +91,9 @@ class Trainer:
         if words := self.observer.write(self.folder.path, title):
             self.report.line(words)
         if score is None:
+            assert interrupt.number is not None
             self.say_stopped()
-            return None
+            return interrupt.number
         return self.summary(score, time.perf_counter() - begin)
 
     @property

@@ -305,19 +305,20 @@ def end(process):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_step_saves_and_exits_130(tmp_path, capsys, number):
+@pytest.mark.parametrize("number, wanted", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_saves_and_says_which_it_was(tmp_path, capsys, number, wanted):
     process = start("--out", "r")
     process.send_signal(number)
     code, out, err = end(process)
-    assert (code, err) == (130, "")
+    assert (code, err) == (wanted, "")
     step = int(re.search(r"stopped  after step (\d+); go on with: sprint train cnn-a --resume r", out).group(1))
     assert step >= 5 and (tmp_path / "r" / "checkpoints" / f"step-{step:09d}.safetensors").exists()
     assert (tmp_path / "r" / "curves.png").exists() and not (tmp_path / "r" / "summary.json").exists()
     assert call(capsys, "train", "cnn-a", "--resume", "r", "--steps", step + 1)[0] == 0
 
 
-def test_a_second_signal_stops_at_once(tmp_path):
+@pytest.mark.parametrize("number, wanted", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_stops_at_once(tmp_path, number, wanted):
     code = ("import signal, sys, time\n"
             "from sprint.engine import trainer\n"
             "from sprint.__main__ import run\n"
@@ -333,12 +334,12 @@ def test_a_second_signal_stops_at_once(tmp_path):
     while process.stdout.readline() != "slow\n":
         assert process.poll() is None
     begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     time.sleep(0.3)
     assert process.poll() is None  # the first one waits for the step
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     code, _, err = end(process)
-    assert (code, err) == (130, "") and time.monotonic() - begin < 20
+    assert (code, err) == (wanted, "") and time.monotonic() - begin < 20
     assert list((tmp_path / "r" / "checkpoints").iterdir()) == []
 
 

@@ -172,7 +172,9 @@ def test_marks_are_replaced_only_when_there_is_one_pair(tmp_path):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["frobnicate"], "expected a kernel of"), (["--problem", "relu n0"], "got n=0"), (["--problem", "conv"], "got ''"),
-    (["--repeats", "0"], "got 0 repeats"), (["--seconds", "0"], "got 0 seconds"), (["--seconds", "-1"], "got -1"),
+    (["--repeats", "0"], "got 0 repeats"), (["--repeats", "9" * 20], f"got {'9' * 20} repeats"),
+    (["--repeats", "1000001"], "1 to 1,000,000 repeats"),
+    (["--seconds", "0"], "got 0 seconds"), (["--seconds", "-1"], "got -1"),
     (["--seconds", "nan"], "got nan seconds"), (["--seconds", "inf"], "got inf seconds"),
     (["--set", "imagenet"], "got 'imagenet'"),
     (["--net", "alexnet"], "got 'alexnet'"),

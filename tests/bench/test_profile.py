@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from sprint.__main__ import run as sprint_run
-from sprint.bench import files, profile_plots, profile_tables
+from sprint.bench import files, observer, profile_plots, profile_tables
 from sprint.bench.ceilings import Ceilings
 from sprint.bench.profile import cost, observe, profile
 from sprint.bench.profiler import open_step
@@ -198,6 +198,15 @@ def test_a_trace_on_a_full_disk_names_the_file(tmp_path):
     with pytest.raises(OSError, match="No space left") as error, files.naming(tmp_path / "t.json"):
         (tmp_path / "full").write_text("x")
     assert error.value.filename == str(tmp_path / "t.json")
+
+
+def test_what_takes_long_before_the_first_step_is_said_once(monkeypatch):
+    said = []
+    monkeypatch.setattr(observer, "_MEASURED", {})
+    monkeypatch.setattr(observer, "measure_ceilings", lambda device: said.append("measured") or CEILINGS)
+    for _ in range(2):
+        observer.RunProfile(3, said.append).wrap(HostDevice(threads=1))
+    assert said == ["profile  measuring what this machine can do at best first", "measured"]
 
 
 @pytest.mark.slow

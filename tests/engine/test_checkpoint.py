@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import fields, replace
@@ -10,6 +11,8 @@ from sprint.engine import checkpoint
 from sprint.engine.checkpoint import Checkpoint
 from sprint.engine.config import TrainConfig
 from sprint.engine.errors import UsageError
+from sprint.engine.evaluate import evaluate_checkpoint
+from sprint.engine.export import export_checkpoint
 
 RNG = np.random.default_rng(5)
 STATE = Checkpoint(
@@ -97,6 +100,62 @@ def test_a_file_of_another_kind_or_format_is_named(tmp_path):
     assert "got 'none'" in damaged(path)
     save_file({"w": np.ones(3, np.float32)}, path, {"format": "sprint 99"})
     assert "got 'sprint 99'" in damaged(path)
+
+
+def write(path, facts, arrays=STATE.weights):
+    """A checkpoint with these facts (or this text) whose checksum holds."""
+    from safetensors.numpy import save_file
+
+    text = facts if isinstance(facts, str) else json.dumps(facts)
+    arrays = {f"weights.{name}": array for name, array in arrays.items()}
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name}<f4{arrays[name].shape}".encode() + arrays[name].tobytes())
+    save_file(arrays, path, {"format": "sprint 1", "sprint": text, "sha256": digest.hexdigest()})
+
+
+FACTS = {field.name: getattr(STATE, field.name) for field in fields(Checkpoint)
+         if field.name not in ("weights", "optimizer")} | {"config": STATE.config.to_json()}
+
+
+@pytest.mark.parametrize("name, value", [
+    ("config", None), ("config", []), ("config", {}), ("config", {"net": "cnn-a", "devices": 10**12}),
+    ("config", {"net": "cnn-a", "colour": 1}), ("step", "17"), ("step", 1.5), ("step", True), ("step", -1),
+    ("epoch", "1"), ("epoch", -1), ("epoch", float("nan")), ("worker", None), ("worker", [1]), ("choices", {"a": 1}),
+    ("class_names", "ab"), ("class_names", [1]), ("image_shape", [3, 28]), ("image_shape", [3, 0, 28]),
+    ("image_shape", [3, -28, 28]), ("image_shape", [3, 28.0, 28]), ("image_shape", [4, 28, 28]), ("image_shape", 3),
+    ("mean", [0.1]), ("mean", [0.1, 0.2, float("nan")]), ("mean", [0.1, 0.2, 10**400]), ("std", [1.0] * 4),
+    ("std", [1.0, 0.0, 1.0]), ("std", ["1"] * 3), ("worker", "x" * 1000), ("colour", 1),
+])
+def test_a_fact_that_cannot_be_is_named_though_the_checksum_holds(tmp_path, name, value):
+    path = tmp_path / "c.safetensors"
+    write(path, FACTS)
+    assert checkpoint.load(path).step == 17
+    write(path, FACTS | {name: value})
+    message = damaged(path)
+    assert name in message or "channels" in message
+    assert len(message) < 400 + len(str(path))
+
+
+@pytest.mark.parametrize("name", list(FACTS))
+def test_a_fact_that_is_missing_is_named(tmp_path, name):
+    write(tmp_path / "c.safetensors", {key: value for key, value in FACTS.items() if key != name})
+    assert f"as {name}, got none" in damaged(tmp_path / "c.safetensors")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000])
+def test_facts_that_are_no_json_object_are_one_line(tmp_path, text):
+    write(tmp_path / "c.safetensors", text)
+    damaged(tmp_path / "c.safetensors")
+
+
+@pytest.mark.parametrize("use", [lambda path: evaluate_checkpoint(path, {}), export_checkpoint])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_neither_scored_nor_exported(tmp_path, use, value):
+    path = tmp_path / "c.safetensors"
+    checkpoint.save(path, replace(STATE, weights=STATE.weights | {"conv1.b": np.array([0, value], np.float32)}))
+    with pytest.raises(ValueError, match=rf"^checkpoint: expected finite weights, got others in conv1.b: {path}$"):
+        use(str(path))
 
 
 def test_saving_never_leaves_half_a_file(tmp_path, monkeypatch):

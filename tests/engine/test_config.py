@@ -36,7 +36,8 @@ def test_json_with_a_stranger_or_without_a_net_is_refused(data, named):
     ("device_threads", 0), ("device_threads", 1025), ("device_threads", 2**31), ("subbatch", 2**31),
     ("subbatch", 2**63),
     ("lr", 1e39), ("weight_decay", 1e39), ("device", "host:99999999999"), ("device", "cuda:10000"),
-    ("log_every", 0), ("classes", 1), ("limit", 0), ("on_bad_image", "hide"),
+    ("log_every", 0), ("classes", 1), ("classes", 1_000_001), ("devices", 0), ("devices", 257), ("devices", 10**12),
+    ("limit", 0), ("on_bad_image", "hide"),
     ("optimizer", "adam"), ("conv_algo", "winograd"), ("math",
     "fp16"),
     ("device", "gpu"), ("device", "host:"), ("device", "host:-1"), ("device", "cuda:x"), ("device", "auto:0"),
@@ -52,7 +53,8 @@ def test_a_value_that_does_not_fit_is_refused_in_one_line_with_the_options_name(
 def test_the_limits_themselves_are_allowed():
     TrainConfig("cnn-a", subbatch=1, epochs=1, steps=1, momentum=0, weight_decay=0, seed=2**63 - 1,
     workspace=1,
-                image_size=1, lr=1, width=1e-3, device="cuda:12", device_threads=1, log_every=1)
+                image_size=1, lr=1, width=1e-3, device="cuda:12", device_threads=1, log_every=1, classes=1_000_000)
+    TrainConfig("cnn-a", algorithm="sprint", devices=256)
 
 
 OTHER = {

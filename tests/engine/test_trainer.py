@@ -203,7 +203,7 @@ def test_stopped_and_resumed_gives_the_bytes_of_an_uninterrupted_run(tmp_path, m
     with monkeypatch.context() as patch:
         stop_after(patch, stop)
         report = Lines()
-        assert run(tmp_path / "parts", report, **options)[0] is None
+        assert run(tmp_path / "parts", report, **options)[0] == signal.SIGINT
     assert f"stopped  after step {stop}; go on with: sprint train cnn-a --resume {tmp_path}/parts" in report.text
     assert last(tmp_path / "parts").step == stop and not (tmp_path / "parts" / "summary.json").exists()
     summary, records = run(tmp_path / "parts", resume=str(tmp_path / "parts"), **options)
@@ -462,19 +462,22 @@ def test_an_interrupt_during_the_evaluation_leaves_it_for_later(tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "evaluate", interrupted)
-        assert run(tmp_path, steps=3)[0] is None
+        assert run(tmp_path, steps=3)[0] == signal.SIGTERM
     assert last(tmp_path).step == 3
     assert run(tmp_path, steps=3, resume="auto")[0]["steps"] == 3
 
 
-def test_the_second_signal_stops_at_once_and_the_handlers_are_put_back():
+@pytest.mark.parametrize("first, second, raised, code", [
+    (signal.SIGTERM, signal.SIGINT, KeyboardInterrupt, None), (signal.SIGINT, signal.SIGTERM, SystemExit, 143)])
+def test_the_second_signal_stops_at_once_and_the_handlers_are_put_back(first, second, raised, code):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
+    with pytest.raises(raised) as error, Interrupt() as interrupt:
         assert not interrupt.asked
-        signal.raise_signal(signal.SIGTERM)
-        assert interrupt.asked
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(first)
+        assert interrupt.asked and interrupt.number == first
+        signal.raise_signal(second)
         pytest.fail("went on")
+    assert getattr(error.value, "code", None) == code
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
