@@ -12,6 +12,7 @@ import typer
 
 from ..engine.errors import UsageError
 from . import ILSVRC_IMAGES
+from .bounds import whole
 from .commands_model import (
     Classes,
     Devices,
@@ -111,6 +112,7 @@ def emulate(
                 raise UsageError(f"nodes: expected {comm.size}, the ranks that are here, got {nodes} "
                                  f"(mpirun -n {nodes} sprint emulate ...)")
             check_outputs(json_file, plot)
+            whole("seed", seed, 0)
             spec, facts = inputs(net, machine, image_size, width, classes)
             each = facts.device.per_node if devices is None else devices
             return spec, facts, Config(comm.size, each, subbatch, images)

@@ -12,6 +12,7 @@ import typer
 
 from ..engine.errors import UsageError
 from . import ILSVRC_IMAGES
+from .bounds import MOST, finite, positives, short, whole
 
 PICTURES = (".png", ".pdf", ".svg")
 Net = Annotated[str, typer.Argument(metavar="NET", help="A net that `sprint nets` lists.")]
@@ -91,9 +92,10 @@ def plan(net: Net, machine: MachineOption,
     from .plan import GIB, Limits, make_plan
 
     check_outputs(json_file, plot)
+    whole("show", show, 0)
     spec, facts = inputs(net, machine, image_size, width, classes)
-    limits = Limits(facts.device.memory_bytes if memory is None else memory * GIB, batch,
-                    _part("tolerance", tolerance), max_staleness)
+    room = facts.device.memory_bytes if memory is None else finite("memory", memory, positive=True) * GIB
+    limits = Limits(room, batch, _part("tolerance", tolerance), max_staleness)
     made = make_plan(spec, facts, whole_range("nodes", nodes),
                      facts.device.per_node if devices is None else devices, whole_range("subbatch", subbatch),
                      limits, images=images, ranks_per_host=ranks_per_host)
@@ -117,20 +119,23 @@ def check_outputs(json_file: Path | None, plot: Path | None) -> None:
 
 
 def whole_range(name: str, text: str) -> list[int]:
-    """Whole numbers from "1..64", "1..64:4", "8" or "1,2,4..8". Raises: UsageError naming the option."""
+    """Whole numbers up to MOST[name] from "1..64", "1..64:4", "8" or "1,2,4..8". Raises: UsageError."""
     try:
-        numbers = [n for piece in text.split(",") for n in _piece(piece)]
+        pieces = [_piece(piece) for piece in text.split(",")]
     except ValueError:
-        raise UsageError(f"{name}: expected a range like 1..64, 1..64:4 or 1,2,4, got {text!r}") from None
-    if not numbers or min(numbers) < 1:
-        raise UsageError(f"{name}: expected whole numbers >= 1, got {text!r}")
-    return sorted(set(numbers))
+        raise UsageError(f"{name}: expected a range like 1..64, 1..64:4 or 1,2,4, got {short(text)}") from None
+    for number in (end for piece in pieces for end in (piece[0], piece[-1])):
+        whole(name, number, most=MOST[name])
+    return sorted(set().union(*pieces))
 
 
 def _piece(text: str) -> range:
     span, _, step = text.partition(":")
     first, _, last = span.partition("..")
-    return range(int(first), int(last or first) + 1, int(step or 1))
+    numbers = range(int(first), int(last or first) + 1, int(step or 1))
+    if not numbers:
+        raise ValueError
+    return numbers
 
 
 def _part(name: str, text: str) -> float:
@@ -138,7 +143,7 @@ def _part(name: str, text: str) -> float:
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise UsageError(f"{name}: expected a part like 25% or 0.25, got {text!r}") from None
+        raise UsageError(f"{name}: expected a part like 25% or 0.25, got {short(text)}") from None
 
 
 def _pairs(name: str, texts: list[str]) -> dict[int, float]:
@@ -149,17 +154,18 @@ def _pairs(name: str, texts: list[str]) -> dict[int, float]:
         try:
             pairs[int(node)] = float(value)
         except ValueError:
-            raise UsageError(f"{name}: expected NODE:NUMBER, got {text!r}") from None
+            raise UsageError(f"{name}: expected NODE:NUMBER, got {short(text)}") from None
     return pairs
 
 
 def _times(path: Path | None) -> list[float]:
     if path is None:
         return []
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(values, list) or not values or not all(isinstance(v, (int, float)) for v in values):
-        raise UsageError(f"times: expected a JSON list of seconds in {path}, got {type(values).__name__}")
-    return values
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"times: expected a JSON list of seconds in {path}, got {error}") from None
+    return positives("times", values)
 
 
 def inputs(net: str, machine: str, image_size: int | None, width: float, classes: int | None) -> tuple[Any, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from ..engine.errors import UsageError
+from .bounds import MANY, finite, positives, range_of, short, whole
 
 
 class Fields:
@@ -19,34 +19,28 @@ class Fields:
     def __init__(self, data: Any, where: str, path: str = "") -> None:
         self.where, self.path, self.used = where, path, set[str]()
         if not isinstance(data, dict):
-            raise UsageError(f"{where}{path or 'file'}: expected an object, got {_short(data)}")
+            raise UsageError(f"{where}{path or 'file'}: expected an object, got {short(data)}")
         self.data: dict[str, Any] = data
 
     def unfit(self, key: str, expected: str, got: Any) -> UsageError:
         """The error for a field whose value does not fit."""
-        return UsageError(f"{self.where}{self._dotted(key)}: expected {expected}, got {_short(got)}")
+        return UsageError(f"{self._name(key)}: expected {expected}, got {short(got)}")
 
     def take(self, key: str, expected: str) -> Any:
         """The raw value of a field that must be there."""
         self.used.add(key)
         if key not in self.data:
-            raise UsageError(f"{self.where}{self._dotted(key)}: expected {expected}, got nothing")
+            raise UsageError(f"{self._name(key)}: expected {expected}, got nothing")
         return self.data[key]
 
     def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
         """A finite number >= 0, or > 0."""
-        expected = "a number > 0" if positive else "a number >= 0"
-        value = self._optional(key, expected, default)
-        if not _is_number(value) or value < 0 or (positive and value == 0):
-            raise self.unfit(key, expected, value)
-        return float(value)
+        value = self._optional(key, range_of(positive=positive), default)
+        return finite(self._name(key), value, positive=positive)
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number >= least."""
-        value = self._optional(key, f"a whole number >= {least}", default)
-        if not _is_number(value) or value != int(value) or value < least:
-            raise self.unfit(key, f"a whole number >= {least}", value)
-        return int(value)
+    def whole(self, key: str, default: int | None = None, *, most: int = MANY) -> int:
+        """A whole number >= 1."""
+        return whole(self._name(key), self._optional(key, "a whole number >= 1", default), most=most)
 
     def text(self, key: str, allowed: tuple[str, ...] = (), default: str | None = None) -> str:
         """A text, one of `allowed` if given."""
@@ -58,20 +52,32 @@ class Fields:
 
     def numbers(self, key: str) -> np.ndarray:
         """A list of one or more numbers > 0, as float64."""
-        values = self.take(key, "a list of numbers > 0")
-        if not isinstance(values, list) or not values or not all(_is_number(v) and v > 0 for v in values):
-            raise self.unfit(key, "a list of numbers > 0", values)
+        return np.array(positives(self._name(key), self.take(key, "a list of numbers > 0")))
+
+    def grid(self, key: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Numbers > 0 or null in nested lists of this shape, as float64 with NaN for null."""
+        values = self.take(key, f"lists of shape {shape}")
+        self._check_grid(key, values, shape)
         return np.array(values, dtype=np.float64)
+
+    def _check_grid(self, key: str, values: Any, shape: tuple[int, ...]) -> None:
+        if not shape:
+            if values is not None:
+                finite(self._name(key), values, positive=True)
+        elif not isinstance(values, list) or len(values) != shape[0]:
+            raise self.unfit(key, f"a list of {shape[0]}", values)
+        else:
+            for at, inner in enumerate(values):
+                self._check_grid(f"{key}[{at}]", inner, shape[1:])
 
     def pairs(self, key: str) -> tuple[tuple[float, float], ...]:
         """One or more pairs of numbers > 0."""
         expected = "a list of pairs of numbers > 0"
         values = self.take(key, expected)
-        if not (isinstance(values, list) and values and all(
-                isinstance(pair, list) and len(pair) == 2 and all(_is_number(v) and v > 0 for v in pair)
-                for pair in values)):
+        if not (isinstance(values, list) and values and all(isinstance(v, list) and len(v) == 2 for v in values)):
             raise self.unfit(key, expected, values)
-        return tuple((float(first), float(second)) for first, second in values)
+        pairs = [positives(f"{self._name(key)}[{at}]", pair) for at, pair in enumerate(values)]
+        return tuple((first, second) for first, second in pairs)
 
     def inside(self, key: str, *, optional: bool = False) -> Fields:
         """The object under `key`; an empty one if it may be absent and is."""
@@ -95,17 +101,11 @@ class Fields:
     def _dotted(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 
+    def _name(self, key: str) -> str:
+        return self.where + self._dotted(key)
+
     def _optional(self, key: str, expected: str, default: Any) -> Any:
         self.used.add(key)
         if default is not None and key not in self.data:
             return default
         return self.take(key, expected)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _short(value: Any) -> str:
-    text = "an object" if isinstance(value, dict) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..engine.errors import UsageError
 from ..kernels.conv import ALGORITHMS
+from .bounds import MOST, fits
 from .fields import Fields
 from .gemm_time import GemmEstimate, GemmTable
 from .machine import CROWDED, PER_PARAMETER, PER_PIXEL, Allreduce, DeviceFacts, Linear, Machine
@@ -43,7 +44,7 @@ def load_machine(name_or_path: str | Path) -> Machine:
         raise UsageError(f"machine: expected a file or one of {known}, got {str(name_or_path)!r}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no UTF-8, no JSON, or a number of thousands of digits
         raise UsageError(f"machine {path.name}: expected JSON, got {error}") from None
     return read_machine(data, path.name)
 
@@ -69,7 +70,8 @@ def read_machine(data: Any, where: str) -> Machine:
 
 
 def _device(fields: Fields) -> DeviceFacts:
-    device = DeviceFacts(fields.text("kind", ("host", "cuda")), fields.text("name"), fields.whole("per_node"),
+    device = DeviceFacts(fields.text("kind", ("host", "cuda")), fields.text("name"),
+                         fields.whole("per_node", most=MOST["devices"]),
                          fields.whole("memory_bytes"),
                          fields.whole("workspace_bytes") if fields.data.get("workspace_bytes") else None)
     fields.used.add("workspace_bytes")
@@ -110,7 +112,7 @@ def _allreduce(fields: Fields) -> Allreduce:
 
 def _contention(fields: Fields) -> dict[float, dict[str, Linear]]:
     for key in fields.data:
-        if not re.fullmatch(r"\d+(\.\d+)?", key) or float(key) < 1:
+        if not re.fullmatch(r"\d+(\.\d+)?", key) or not fits(float(key), 1):
             raise fields.unfit(key, "a count of busy devices as key", key)
     return {float(key): _crowded(fields.inside(key)) for key in sorted(fields.data, key=float)}
 
@@ -133,16 +135,9 @@ def _table(fields: Fields) -> GemmTable:
         if np.any(np.diff(line) <= 0):
             raise fields.unfit(key, "ascending grid lines", line.tolist())
     shape = tuple(len(line) for line in lines.values())
-    raw = fields.take("seconds", f"a list of shape {shape}")
-    try:
-        seconds = np.array(raw, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise fields.unfit("seconds", f"numbers or null in lists of shape {shape}", raw) from None
-    if seconds.shape != shape:
-        raise fields.unfit("seconds", f"shape {shape}", seconds.shape)
-    known = seconds[~np.isnan(seconds)]
-    if not known.size or known.min() <= 0 or not np.isfinite(known.max()):
-        raise fields.unfit("seconds", "times > 0, null where not measured", known.tolist())
+    seconds = fields.grid("seconds", shape)
+    if np.isnan(seconds).all():
+        raise fields.unfit("seconds", "a time > 0 or more, null where not measured", fields.data["seconds"])
     return GemmTable(lines["m"], lines["n"], lines["k"], seconds, fields.number("residual", 0.0))
 
 

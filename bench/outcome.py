@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.errors import UsageError
 from . import ILSVRC_IMAGES
+from .bounds import MOST, whole
 
 GPU_TERMS = ("lock_weights", "fetch_weights", "load_image", "deform_image", "compute_gradient",
              "compute_update_val", "lock_gradient", "update_gradient")
@@ -21,7 +21,8 @@ UPDATE_TERMS = ("lock_gradient", "sum_gradient", "update_old_weights", "add_mome
 class Config:
     """A run to look at. images: samples of an epoch; ranks_per_host: nodes (MPI ranks) that share a host.
 
-    min_gradients: of each node, that an update waits for; 0 as in the paper.
+    min_gradients: of each node, that an update waits for; 0 as in the paper. Raises: UsageError naming a number
+    below 1 or above its MOST.
     """
 
     nodes: int
@@ -32,9 +33,8 @@ class Config:
     min_gradients: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "devices", "subbatch", "images", "ranks_per_host"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}: expected a whole number >= 1, got {getattr(self, name)}")
+        for name, most in MOST.items():
+            whole(name.replace("_", "-"), getattr(self, name), most=most)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.errors import UsageError
 from ..engine.layers import NetSpec
+from .bounds import finite, whole
 from .loops import solve
 from .machine import Machine
 from .model import memory_bytes, minibatch_mean, staleness_mean
-from .outcome import ILSVRC_IMAGES
+from .outcome import ILSVRC_IMAGES, Config
 from .pieces import gradient_time, pieces_of
 
 Array = np.ndarray
 GIB = 2**30
+CONFIGURATIONS = 2_000_000  # of one plan
 ADMISSIBLE, MEMORY, SMALL, LARGE, STALE = range(5)
 REASONS = ("admissible", "memory", "mini-batch too small", "mini-batch too large", "staleness")
 
@@ -40,12 +41,10 @@ class Limits:
     staleness: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "batch", "staleness"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"plan: {name}: expected a number > 0, got {value:g}")
-        if self.tolerance < 0:
-            raise UsageError(f"plan: tolerance: expected a part >= 0, got {self.tolerance:g}")
+        for name, value in (("memory", self.memory_bytes), ("batch", self.batch), ("max-staleness", self.staleness)):
+            if value is not None:
+                finite(f"plan: {name}", value, positive=True)
+        finite("plan: tolerance", self.tolerance)
 
     @property
     def batch_range(self) -> tuple[float, float]:
@@ -121,11 +120,12 @@ def make_plan(spec: NetSpec, machine: Machine, nodes: Sequence[int], devices: in
               limits: Limits, *, images: int = ILSVRC_IMAGES, ranks_per_host: int = 1) -> Plan:
     """Predict every (nodes, sub-batch) and judge it.
 
-    Raises: UsageError for an empty or non-positive range, or naming a constant that the machine lacks.
+    Raises: UsageError for an empty range, numbers that no Config has, more than CONFIGURATIONS, or naming a constant
+    that the machine lacks.
     """
-    for name, values in (("nodes", nodes), ("subbatch", subbatches), ("devices", [devices])):
-        if not len(values) or min(values) < 1:
-            raise UsageError(f"plan: {name}: expected whole numbers >= 1, got {list(values)[:5]}")
+    for end in (min, max):
+        Config(end(nodes, default=0), devices, end(subbatches, default=0), images, ranks_per_host)
+    whole("plan: nodes times subbatch", len(nodes) * len(subbatches), most=CONFIGURATIONS)
     batch, count = np.array(subbatches), np.array(nodes)
     gradient, busy = gradient_time(spec, machine, batch), machine.busy(devices, ranks_per_host)
     solution = solve(pieces_of(spec, machine, count[:, None], batch, gradient, busy), count[:, None], devices)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..engine.errors import UsageError
 from ..engine.layers import NetSpec
+from .bounds import finite, whole
 from .cluster import Cluster, Tally
 from .loops import Pieces, solve
 from .machine import Machine
@@ -22,6 +23,7 @@ from .outcome import Config, Distribution, Outcome
 from .pieces import gradient_time, pieces_of
 
 LEAST_UPDATES = 10
+LONGEST_DETECT = 3600.0  # seconds, through which every other node is played
 DRAWS = 1 << 14
 
 
@@ -43,16 +45,14 @@ class Weather:
 
     def check(self, nodes: int) -> None:
         """Raises: UsageError naming the field that does not fit a run of `nodes` nodes."""
-        for name, value in (("jitter", self.jitter), ("detect", self.detect_s)):
-            if value < 0:
-                raise UsageError(f"simulate: {name}: expected >= 0, got {value}")
-        if any(time <= 0 for time in self.times):
-            raise UsageError(f"simulate: times: expected seconds > 0, got {min(self.times)}")
+        finite("simulate: jitter", self.jitter)
+        finite("simulate: detect", self.detect_s, LONGEST_DETECT)
+        for seconds in self.times:
+            finite("simulate: times", seconds, positive=True)
         for name, values in (("slow", self.slow), ("kill", self.deaths)):
             for node, value in values.items():
-                if not 0 <= node < nodes or value <= 0:
-                    raise UsageError(f"simulate: {name}: expected a node from 0 to {nodes - 1} and a number "
-                                     f"above 0, got {node} and {value:g}")
+                whole(f"simulate: node of {name}", node, 0, nodes - 1)
+                finite(f"simulate: {name}", value, positive=True)
         if len(self.deaths) >= nodes:
             raise UsageError(f"simulate: kill: expected fewer than {nodes} deaths, got {len(self.deaths)}")
 
@@ -65,8 +65,8 @@ def simulate(spec: NetSpec, machine: Machine, config: Config, weather: Weather, 
     Raises: UsageError naming a constant that the machine lacks, what does not fit in the weather, or updates
     too few for any gradient to arrive.
     """
-    if updates < LEAST_UPDATES:
-        raise UsageError(f"simulate: updates: expected >= {LEAST_UPDATES}, got {updates}")
+    whole("simulate: updates", updates, LEAST_UPDATES)
+    whole("simulate: seed", seed, 0)
     weather.check(config.nodes)
     gradient = gradient_time(spec, machine, config.subbatch)
     busy = machine.busy(config.devices, config.ranks_per_host)

@@ -272,7 +272,7 @@ def test_a_tiny_real_calibration_predicts_its_net(app, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("words", "message"), [
     (["--nets", "lenet,vgg"], "^net: expected one of "),
     (["--nets", "lenet:20,cnn-a:big"], "^nets: expected NET or NET:PIXELS, got 'big' as pixels"),
-    (["--subbatch", "0..3"], "^subbatch: expected whole numbers >= 1"),
+    (["--subbatch", "0..3"], "^subbatch: expected a whole number from 1 to 100000, got 0"),
     (["--conv-algo", "fft"], "^conv-algo: expected one of "),
     (["--device-threads", "0"], "^device-threads: expected .*, got 0"),
     (["-o", "/nowhere/m.json"], "^output: expected a file that can be written"),

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import typer
+from sprint.__main__ import run as main
 from sprint.bench import commands_model
 from sprint.bench.commands_model import whole_range
 from sprint.engine.errors import UsageError
@@ -126,11 +127,11 @@ ONE = ["--nodes", "1", "--subbatch", "1"]
 @pytest.mark.parametrize(("words", "message"), [
     (["predict", "vgg", *HERE, *ONE], "net: expected one of cnn-a"),
     (["predict", "lenet", "--machine", "cray", *ONE], "machine: expected a file or one of"),
-    (["predict", "lenet", *HERE, "--nodes", "0", "--subbatch", "1"], "nodes: expected a whole number >= 1, got 0"),
+    (["predict", "lenet", *HERE, "--nodes", "0", "--subbatch", "1"], "nodes: expected a whole number from 1 to 100000"),
     (["predict", "lenet", *HERE, *ONE, "--plot", "x.bmp"], "plot: expected a file named .png"),
     (["predict", "lenet", *HERE, *ONE, "--json", "/none/x.json"], "json: expected a file that can be written, got"),
     (["plan", "lenet", *HERE, *ONE, "--tolerance", "much"], "tolerance: expected a part like"),
-    (["plan", "lenet", *HERE, *ONE, "--memory", "-1"], "plan: memory_bytes: expected"),
+    (["plan", "lenet", *HERE, *ONE, "--memory", "-1"], "memory: expected a number > 0"),
     (["simulate", "lenet", *HERE, *ONE, "--slow", "x"], "slow: expected NODE:NUMBER, got 'x'"),
 ])
 def test_bad_requests_are_usage_errors_of_one_line(app, words, message):
@@ -142,5 +143,65 @@ def test_bad_requests_are_usage_errors_of_one_line(app, words, message):
 
 def test_times_that_are_no_list_are_refused(app, tmp_path):
     (tmp_path / "t.json").write_text('{"a": 1}')
-    with pytest.raises(UsageError, match=r"^times: expected a JSON list of seconds in "):
+    with pytest.raises(UsageError, match=r"^times: expected a list of numbers > 0, got an object$"):
         run(app, "simulate", "lenet", *HERE, *ONE, "--times", str(tmp_path / "t.json"))
+
+
+HUGE = "99999999999999999999999999"
+GRID = ["plan", "--subbatch", "1", "--nodes"]
+PLAN, PLAY = [*GRID, "1"], ["simulate", *ONE]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    *[([*PLAN, "--" + name, "nan"], f"plan: {name}: expected a number > 0 and <= 1e+24, got nan")
+      for name in ("batch", "max-staleness")],
+    *[([*PLAN, "--memory", bad], f"memory: expected a number > 0 and <= 1e+24, got {bad}") for bad in ("nan", "0.0")],
+    ([*PLAN, "--tolerance", "nan%"], "plan: tolerance: expected a number >= 0 and <= 1e+24, got nan"),
+    ([*PLAN, "--show", "-1"], "show: expected a whole number from 0 to 1000000000000000, got -1"),
+    ([*GRID, "1..1000000000"], "nodes: expected a whole number from 1 to 100000, got 1000000000"),
+    ([*GRID, HUGE], f"nodes: expected a whole number from 1 to 100000, got {HUGE}"),
+    ([*GRID, f"1..{HUGE}:2,3"], f"nodes: expected a whole number from 1 to 100000, got {HUGE}"),
+    ([*GRID, "9" * 5000], f"nodes: expected a range like 1..64, 1..64:4 or 1,2,4, got '{'9' * 56}..."),
+    (["plan", "--nodes", "1", "--subbatch", f"1..{HUGE}"],
+     f"subbatch: expected a whole number from 1 to 100000, got {HUGE}"),
+    (["plan", "--nodes", "1..10000", "--subbatch", "1..10000"],
+     "plan: nodes times subbatch: expected a whole number from 1 to 2000000, got 100000000"),
+    *[([*command, "--devices", HUGE], f"devices: expected a whole number from 1 to 1024, got {HUGE}")
+      for command in (PLAN, PLAY, ["predict", *ONE])],
+    *[([*command, "--images", "0"], "images: expected a whole number from 1 to 1000000000000000, got 0")
+      for command in (PLAN, PLAY, ["predict", *ONE])],
+    *[([*command, "--ranks-per-host", "0"], "ranks-per-host: expected a whole number from 1 to 100000, got 0")
+      for command in (PLAN, PLAY, ["predict", *ONE])],
+    ([*PLAY, "--seed", "-1"], "simulate: seed: expected a whole number from 0 to 1000000000000000, got -1"),
+    *[([*PLAY, f"--{name}", f"0:{bad}"], f"simulate: {name}: expected a number > 0 and <= 1e+24, got {bad}")
+      for name in ("kill", "slow") for bad in ("nan", "inf")],
+    *[([*PLAY, "--detect", bad], f"simulate: detect: expected a number >= 0 and <= 3600, got {bad}")
+      for bad in ("nan", "inf", "1e+20")],
+    *[([*PLAY, "--jitter", bad], f"simulate: jitter: expected a number >= 0 and <= 1e+24, got {bad}")
+      for bad in ("nan", "inf")],
+])
+def test_numbers_out_of_bounds_name_their_option_and_end_with_2(capsys, words, message):
+    assert main([words[0], "lenet", *HERE, *words[1:]]) == 2
+    assert capsys.readouterr() == ("", f"sprint: {message}\n")
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    *[(f"[0.1, {bad}]", f"times[1]: expected a number > 0 and <= 1e+24, got {got}")
+      for bad, got in (("NaN", "nan"), ("Infinity", "inf"), ("true", "True"), ('"1"', "'1'"), ("0", "0"),
+                       ("1e308", "1e+308"))],
+    ("[]", "times: expected a list of numbers > 0, got []"),
+    ("[0.1", "times: expected a JSON list of seconds in t.json, got Expecting ',' delimiter: line 1 column 5 (char 4)"),
+])
+def test_times_that_are_none_are_named_and_end_with_2(capsys, monkeypatch, tmp_path, content, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.json").write_text(content)
+    assert main(["simulate", "lenet", *HERE, *ONE, "--times", "t.json"]) == 2
+    assert capsys.readouterr() == ("", f"sprint: {message}\n")
+
+
+def test_the_largest_plan_and_the_largest_numbers_are_served(app):
+    assert max(whole_range("nodes", "1..100000:99999,2")) == 100_000
+    output = run(app, "plan", "lenet", *HERE, "--nodes", "100000", "--subbatch", "1", "--batch", "1e24",
+                 "--max-staleness", "1e24", "--memory", "1e9", "--tolerance", "1e24", "--show", "1")
+    assert "1 of 1 configurations are admissible" in output
+    assert "100000" in output

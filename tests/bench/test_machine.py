@@ -28,26 +28,36 @@ def spoilt(data, path, value):
 FAULTS = [
     ("schema", 1, "schema: expected 2, got 1"),
     ("name", None, "name: expected a text, got nothing"),
-    ("kernels/im2col/alpha", None, "kernels.im2col.alpha: expected a number >= 0, got nothing"),
-    ("kernels/im2col/alpha", -1e-9, "kernels.im2col.alpha: expected a number >= 0, got -1e-09"),
-    ("kernels/im2col/beta", "1e-6", "kernels.im2col.beta: expected a number >= 0, got '1e-6'"),
-    ("kernels/im2col/alpha", True, "kernels.im2col.alpha: expected a number >= 0, got True"),
-    ("kernels/im2col/alpha", float("nan"), "kernels.im2col.alpha: expected a number >= 0, got nan"),
+    ("kernels/im2col/alpha", None, "kernels.im2col.alpha: expected a number >= 0 and <= 1e+24, got nothing"),
+    ("kernels/im2col/alpha", -1e-9, "kernels.im2col.alpha: expected a number >= 0 and <= 1e+24, got -1e-09"),
+    ("kernels/im2col/beta", "1e-6", "kernels.im2col.beta: expected a number >= 0 and <= 1e+24, got '1e-6'"),
+    ("kernels/im2col/alpha", True, "kernels.im2col.alpha: expected a number >= 0 and <= 1e+24, got True"),
+    ("kernels/im2col/alpha", float("nan"), "kernels.im2col.alpha: expected a number >= 0 and <= 1e+24, got nan"),
     ("kernels/im2col", 3e-9, "kernels.im2col: expected an object, got 3e-09"),
     ("kernels/im2col/delta", 1.0, "kernels.im2col.delta: expected no such field, got 1.0"),
     ("steps/fetch_weights", None, "steps.fetch_weights: expected an object, got nothing"),
     ("steps/fetch_wieghts", {"alpha": 1}, "steps.fetch_wieghts: expected no such field"),
-    ("allreduce/beta", None, "allreduce.beta: expected a number >= 0, got nothing"),
-    ("device/memory_bytes", 0, "device.memory_bytes: expected a whole number >= 1, got 0"),
-    ("device/per_node", 1.5, "device.per_node: expected a whole number >= 1, got 1.5"),
+    ("allreduce/beta", None, "allreduce.beta: expected a number >= 0 and <= 1e+24, got nothing"),
+    ("device/memory_bytes", 0, "device.memory_bytes: expected a whole number from 1 to 1000000000000000, got 0"),
+    ("device/per_node", 1.5, "device.per_node: expected a whole number from 1 to 1024, got 1.5"),
     ("device/kind", "tpu", "device.kind: expected one of host, cuda, got 'tpu'"),
     ("conv", "fft", "conv: expected one of explicit, implicit, winograd, auto, got 'fft'"),
-    ("gemm/sgemm/efficiency", 0, "gemm.sgemm.efficiency: expected a number > 0, got 0"),
+    ("gemm/sgemm/efficiency", 0, "gemm.sgemm.efficiency: expected a number > 0 and <= 1e+24, got 0"),
+    ("kernels/im2col/alpha", 1e308, "kernels.im2col.alpha: expected a number >= 0 and <= 1e+24, got 1e+308"),
+    ("kernels/im2col/points", [[1, 2], [3]], "kernels.im2col.points: expected a list of pairs of numbers > 0"),
+    *[("kernels/im2col/points", [[1, 2], [3, bad]],
+       f"kernels.im2col.points[1][1]: expected a number > 0 and <= 1e+24, got {bad!r}")
+      for bad in (float("nan"), float("inf"), True, 1e308)],
+    ("device/memory_bytes", 10**400,
+     "device.memory_bytes: expected a whole number from 1 to 1000000000000000, got 1000"),
+    ("device/per_node", 1025, "device.per_node: expected a whole number from 1 to 1024, got 1025"),
+    ("jitter", float("inf"), "jitter: expected a number >= 0 and <= 1e+24, got inf"),
+    ("contention", {"any": {"9" * 400: {}}}, f"contention.any.{'9' * 400}: expected a count of busy devices as key"),
     ("gemm/sgemm/tile", [64], "gemm.sgemm.tile: expected [rows, columns], got [64.0]"),
     ("contention", {"any": {"two": {}}}, "contention.any.two: expected a count of busy devices as key, got 'two'"),
     ("contention", {"any": {"2": 1.5}}, "contention.any.2: expected an object, got 1.5"),
     ("contention", {"any": {"2": {"gradient": {"alpha": -1}}}},
-     "contention.any.2.gradient.alpha: expected a number >= 0, got -1"),
+     "contention.any.2.gradient.alpha: expected a number >= 0 and <= 1e+24, got -1"),
     ("contention", {"any": {"2": {"locks": {"alpha": 1}}}},
      "contention.any.2.locks: expected no such field, got an object"),
     ("sources", {"device": 1}, "sources.device: expected a text, got 1"),
@@ -66,11 +76,15 @@ def test_each_fault_names_its_field_in_one_line(toy_data, path, value, message):
 TABLE_FAULTS = [
     ("m", [8, 4], "m: expected ascending grid lines, got [8.0, 4.0]"),
     ("m", [], "m: expected a list of numbers > 0, got []"),
-    ("n", [0, 2], "n: expected a list of numbers > 0, got [0, 2]"),
-    ("seconds", [[[1.0, 2.0]]], "seconds: expected shape (2, 2, 1), got (1, 1, 2)"),
-    ("seconds", [[[1.0], [2.0]], [[3.0], [-4.0]]], "seconds: expected times > 0"),
-    ("seconds", [[[None], [None]], [[None], [None]]], "seconds: expected times > 0"),
-    ("seconds", [[[1.0], ["x"]], [[3.0], [4.0]]], "seconds: expected numbers or null"),
+    ("n", [0, 2], "n[0]: expected a number > 0 and <= 1e+24, got 0"),
+    ("k", [1e308], "k[0]: expected a number > 0 and <= 1e+24, got 1e+308"),
+    ("seconds", 1.0, "seconds: expected a list of 2, got 1.0"),
+    ("seconds", [[[1.0, 2.0]]], "seconds: expected a list of 2, got [[[1.0, 2.0]]]"),
+    ("seconds", [[[1.0], [2.0]], [[3.0], 4.0]], "seconds[1][1]: expected a list of 1, got 4.0"),
+    ("seconds", [[[None], [None]], [[None], [None]]], "seconds: expected a time > 0 or more"),
+    *[("seconds", [[[1.0], [bad]], [[3.0], [4.0]]],
+       f"seconds[0][1][0]: expected a number > 0 and <= 1e+24, got {bad!r}")
+      for bad in (-4.0, 0, "x", True, float("nan"), float("inf"), 1e308)],
 ]
 
 
@@ -81,6 +95,13 @@ def test_each_fault_of_a_gemm_grid_names_its_field(toy_data, field, value, messa
     with pytest.raises(UsageError) as error:
         read_machine(toy_data, "toy.json")
     assert str(error.value).startswith(f"machine toy.json: gemm.sgemm.nt.{message}")
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b'{"schema": 1' + b"0" * 5000 + b"}"])
+def test_a_file_that_is_no_json_is_refused(tmp_path, content):
+    (tmp_path / "m.json").write_bytes(content)
+    with pytest.raises(UsageError, match=r"^machine m\.json: expected JSON, got .+$"):
+        load_machine(tmp_path / "m.json")
 
 
 def test_the_whole_file_must_be_an_object():

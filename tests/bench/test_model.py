@@ -213,9 +213,11 @@ def test_a_constant_that_the_machine_lacks_is_named(toy_data):
 
 
 @pytest.mark.parametrize("field", ["nodes", "devices", "subbatch", "images", "ranks_per_host"])
-def test_counts_below_one_are_named(field):
-    with pytest.raises(UsageError, match=f"^{field}: expected a whole number >= 1, got 0$"):
-        Config(**({"nodes": 1, "devices": 1, "subbatch": 1} | {field: 0}))
+@pytest.mark.parametrize("count", [0, 10**30, 1.5])
+def test_counts_out_of_bounds_are_named(field, count):
+    option = field.replace("_", "-")
+    with pytest.raises(UsageError, match=f"^{option}: expected a whole number from 1 to [0-9]+, got {count}$"):
+        Config(**({"nodes": 1, "devices": 1, "subbatch": 1} | {field: count}))
 
 
 def test_the_papers_reference_run_lies_within_the_estimates_uncertainty():

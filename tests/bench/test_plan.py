@@ -102,9 +102,9 @@ def test_a_thousand_nodes_and_a_hundred_sub_batches_take_under_two_seconds():
 
 
 @pytest.mark.parametrize(("limits", "message"), [
-    ({"batch": 0}, "plan: batch: expected a number > 0, got 0"),
-    ({"staleness": -1}, "plan: staleness: expected a number > 0, got -1"),
-    ({"tolerance": -0.1}, r"plan: tolerance: expected a part >= 0, got -0\.1"),
+    ({"batch": 0}, r"plan: batch: expected a number > 0 and <= 1e\+24, got 0"),
+    ({"staleness": -1}, r"plan: max-staleness: expected a number > 0 and <= 1e\+24, got -1"),
+    ({"tolerance": -0.1}, r"plan: tolerance: expected a number >= 0 and <= 1e\+24, got -0\.1"),
 ])
 def test_bad_limits_are_named(limits, message):
     with pytest.raises(UsageError, match=f"^{message}$"):
@@ -112,9 +112,10 @@ def test_bad_limits_are_named(limits, message):
 
 
 @pytest.mark.parametrize(("nodes", "devices", "subbatches", "name"), [
-    ([0, 1], 1, [1], "nodes"), ([1], 1, [], "subbatch"), ([1], 0, [1], "devices")])
+    ([0, 1], 1, [1], "nodes"), ([1, 100_001], 1, [1], "nodes"), ([1], 1, [], "subbatch"), ([1], 0, [1], "devices"),
+    (range(1, 2002), 1, range(1, 1001), "plan: nodes times subbatch")])
 def test_bad_ranges_are_named(toy, nodes, devices, subbatches, name):
-    with pytest.raises(UsageError, match=f"^plan: {name}: expected whole numbers >= 1"):
+    with pytest.raises(UsageError, match=f"^{name}: expected a whole number from 1 to "):
         make_plan(build("lenet"), toy, nodes, devices, subbatches, Limits(1e9))
 
 
