@@ -179,11 +179,15 @@ class Mpi:
                 self._roll.Isend(byte, other, call % CALLS)
 
     def absent(self, call: int) -> list[str]:
-        """Name the ranks that have not said here(call) and do not within ROLL_CALL_S seconds."""
+        """Name the ranks that have not said here(call) and do not within ROLL_CALL_S seconds.
+
+        The call before and the one after count too: where a sum is over on some ranks and not on others, those who
+        wait for the same rank wait in two updates.
+        """
         away, end = set(self.ids) - {self._world.rank}, time.monotonic() + ROLL_CALL_S
-        status = self._mpi.Status()
+        status, tags = self._mpi.Status(), [(call + near) % CALLS for near in (-1, 0, 1)]
         while away and time.monotonic() < end:
-            if self._roll.Iprobe(self._mpi.ANY_SOURCE, call % CALLS, status):
+            if any(self._roll.Iprobe(self._mpi.ANY_SOURCE, tag, status) for tag in tags):
                 self._roll.Recv(np.empty(1, np.uint8), status.source, status.tag)
                 away.discard(status.source)
             else:

@@ -134,7 +134,7 @@ def test_a_rank_that_does_not_answer_at_all_is_named_by_the_others(mpirun, tmp_p
 
     done = mpirun(3, "job.py", "--out", tmp_path, "--samples", 10**8, "--delay", 0.002, "--stall", 1.0, during=stop)
     assert done.code != 0 and done.seconds < IN_TIME_S + 4
-    assert "stalled: rank 2 (host " in done.err and "does not answer the roll call of rank" in done.err
+    assert "stalled: rank 2 (host " in done.err and "does not answer the roll call of rank" in done.err, done.err
     assert all_gone(pids(tmp_path, 3))
 
 

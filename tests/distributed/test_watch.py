@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_watch_names_who_is_late_and_not_who_waits():
     Watch(Single(), 0.0).check()
 
 
-def test_who_waits_for_other_ranks_says_so_first_and_then_calls_the_roll():
+def test_who_waits_for_other_ranks_says_so_first_and_then_calls_the_roll(monkeypatch):
     class Four(Single):
         said = ()
 
@@ -80,17 +81,19 @@ def test_who_waits_for_other_ranks_says_so_first_and_then_calls_the_roll():
         def absent(self, call):
             return ["rank 3 (host n9)"]
 
+    now = [100.0]
+    monkeypatch.setattr("sprint.distributed.watch.time", SimpleNamespace(monotonic=lambda: now[0]))
     comm = Four()
     watch = Watch(comm, 0.2)
     pulse = watch.pulse("update")
     pulse.enter("allreduce", 8, RANKS)
     watch.check()
     assert comm.said == ()
-    time.sleep(0.12)
+    now[0] += 0.12
     watch.check()
     watch.check()
     assert comm.said == (8,)
-    time.sleep(0.12)
+    now[0] += 0.12
     with pytest.raises(RuntimeError, match=r"stalled: rank 3 \(host n9\) does not answer the roll call of rank 0 .*"
                                            r"thread update: allreduce, update 8"):
         watch.check()
