@@ -45,7 +45,7 @@ def _bars(histogram: Histogram, title: str, x_label: str, y_label: str, colour: 
 
 
 def loops(threads: dict[str, Any], title: str) -> bytes:
-    """A PNG of the loops of one rank: a bar a thread, stacked by the medians of its terms (profiling.terms_of)."""
+    """A PNG of the loops of one rank: a bar a thread, stacked by the means of its terms (profiling.terms_of)."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -54,11 +54,11 @@ def loops(threads: dict[str, Any], title: str) -> bytes:
     axes = figure.subplots()
     base = np.zeros(len(threads))
     for number, term in enumerate(terms):
-        widths = np.array([loop["terms"].get(term, {"median": 0.0})["median"] for loop in threads.values()])
+        widths = np.array([loop["terms"].get(term, {"mean": 0.0})["mean"] for loop in threads.values()])
         axes.barh(list(threads), widths, left=base, color=colormaps["tab20"](number % 20), label=term)
         base += widths
     axes.invert_yaxis()
-    axes.set(title=title, xlabel="ms an iteration (medians of the terms)")
+    axes.set(title=title, xlabel="ms an iteration (means of the terms)")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     image = io.BytesIO()
