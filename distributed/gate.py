@@ -102,6 +102,11 @@ class Gate:
             self._hurry = True
             self._condition.notify_all()
 
+    def drain(self) -> None:
+        """Wait until all workers have left, at the end of a segment; not when the run is to end."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._hurry or not any(f.alive for f in self._flights))
+
     def close(self) -> None:
         """End all waiting and both loops: the segment is over."""
         with self._condition:

@@ -32,7 +32,7 @@ class Progress:
     start_loss: float = math.nan
     loss_updates: int = 0  # updates that had samples
     stop_signal: int = 0  # the signal that made a rank ask for the end
-    failed_rank: int = -1  # a rank of which a worker failed
+    failed_rank: int = -1  # a rank of which a worker failed, or -2: several
 
     @property
     def staleness(self) -> float:
@@ -49,12 +49,11 @@ class Progress:
             size = round(float(tail[RANKS]))  # of the group that summed it: an adopted update is of a larger one
             _same_digest(tail, size, self.version)
         samples, gradients = round(float(tail[SAMPLES])), round(float(tail[GRADIENTS]))
-        one = tail[ERRORS] == 1
         mine = replace(self, version=version, samples=self.samples + samples, minibatch=samples,
                        gradients=self.gradients + gradients, stop_signal=_common_signal(tail),
                        staleness_sum=self.staleness_sum + round(float(tail[STALENESS])),
                        loss_sum=self.loss_sum + float(tail[LOSS]),
-                       failed_rank=int(tail[ERROR_RANK]) if one else -1 - int(tail[ERRORS] > 1))
+                       failed_rank=failed_rank(tail[ERRORS], tail[ERROR_RANK]))
         return mine._with_loss(float(tail[LOSS]) / samples) if samples else mine
 
     def _with_loss(self, loss: float) -> Progress:
@@ -95,6 +94,11 @@ def pack(tail: np.ndarray, deposits: list[Deposit], version: int, stop_signal: i
         nibbles = [(digest >> (4 * i)) & 15 for i in range(NIBBLES)]
         tail[DIGEST:DIGEST + NIBBLES] = nibbles
         tail[DIGEST + NIBBLES:DIGEST + 2 * NIBBLES] = np.square(nibbles)
+
+
+def failed_rank(errors: float, ids: float) -> int:
+    """Return Progress.failed_rank from the number of ranks of which a worker failed and the sum of their numbers."""
+    return int(ids) if errors == 1 else -1 - int(errors > 1)
 
 
 def complete(tail: np.ndarray, version: int, size: int) -> bool:

@@ -158,6 +158,8 @@ class Sprint:
             while not last:
                 last = self._one_update(pulse)
             self._gate.published(self.progress.version, last=True)
+            pulse.enter("wait for the workers", self.progress.version, LOCAL)
+            self._gate.drain()
             self._leave_together(pulse)
         except AgreedError as error:
             self._gate.close()

@@ -6,6 +6,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,26 @@ class Updater:
             return weights, momentum, self.progress, list(self.states)
 
     def finish(self) -> None:
-        """Leave together: no rank goes before all living ones have published the last update."""
-        while not self.comm.agree(True):
+        """Leave together: no rank goes before all living ones have published the last update.
+
+        Workers that failed after the vote in it are told here. Raises RuntimeError for MPI, RankFailed without ULFM.
+        """
+        while True:
+            try:
+                failed_rank = self._late_failure()
+            except RankFailed:
+                if not self.comm.can_shrink:
+                    raise
+                self.survive()
+                continue
+            if self.comm.agree(True):
+                break
             self.survive(announce=False)
+        if self.progress.failed_rank == -1:
+            self.progress = replace(self.progress, failed_rank=failed_rank)
+
+    def _late_failure(self) -> int:
+        """Return the rank of which a worker failed, as Progress.failed_rank has it; a collective."""
+        votes = np.array([self.failed, self.failed * self.comm.ids[self.comm.rank]], np.float64)
+        self.comm.meet(votes)
+        return agreed.failed_rank(*votes)

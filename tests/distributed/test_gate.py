@@ -110,3 +110,20 @@ def test_a_new_segment_starts_with_what_was_left():
     gate.close()
     gate.open(9)
     assert gate.hold(10) is True
+
+
+def test_drain_waits_for_all_workers_unless_the_run_is_to_end():
+    gate = gate_of([False, False], None, 0)
+    gate.published(1, last=True)
+    _, thread = in_thread(gate.drain)
+    gate.leave(0)
+    assert blocked(thread)
+    gate.leave(1)
+    thread.join(2)
+    assert not thread.is_alive()
+    gate.open(1)
+    _, thread = in_thread(gate.drain)
+    assert blocked(thread)
+    gate.hurry()
+    thread.join(2)
+    assert not thread.is_alive()

@@ -51,6 +51,17 @@ class Counting:
         pass
 
 
+class Late(Counting):
+    """Its first gradient takes until is_over() is true, and then fails."""
+
+    is_over = staticmethod(lambda: True)
+
+    def compute(self):
+        while not self.is_over():
+            time.sleep(0.001)
+        raise RuntimeError("late failure")
+
+
 class Regression:
     """Least squares on rows (m, n_params): loss = 0.5 * sum (row . w - target)^2, gradient computed in float32.
 
