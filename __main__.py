@@ -224,7 +224,12 @@ def _open_streams() -> None:
 def main() -> None:
     """Entry point of the console script and of python -m sprint."""
     _open_streams()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code and "OMPI_COMM_WORLD_SIZE" in os.environ:
+        from .distributed.launch import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from typing import NoReturn
 
 from .ranks import AgreedError, Comm, StartError, label
 
@@ -58,6 +59,20 @@ def guard(comm: Comm | None = None) -> Iterator[None]:
         from .comm import abort_world
 
         abort_world(1)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process of an Open MPI job with a failure, and the job with it where this process has not joined it yet.
+
+    Open MPI 5.0.11's mpirun, if only the exit code tells it while other ranks start MPI, may miss it and hang
+    (seen in 1 of 600 starts); an abort through MPI does not get lost.
+    """
+    if os.environ["OMPI_COMM_WORLD_SIZE"] != "1" and "mpi4py.MPI" not in sys.modules:
+        from .comm import abort_world
+
+        time.sleep(FORWARD_S)
+        abort_world(code)
+    sys.exit(code)
 
 
 def _report(comm: Comm | None, error: BaseException) -> None:

@@ -63,6 +63,14 @@ def test_a_worker_that_raises_ends_all_ranks_with_its_traceback_first(mpirun, tm
         check_saved(tmp_path, rank)
 
 
+@pytest.mark.parametrize("ft", [False, True])
+def test_a_worker_that_fails_after_the_last_vote_ends_all_ranks_alike(mpirun, tmp_path, ft):
+    done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 60, "--workers", 2, "--late-on", 1, ft=ft)
+    assert done.code == 1 and done.seconds < IN_TIME_S and "ended at version" not in done.out
+    assert done.err.index("late failure") < done.err.index("a worker of rank 1 failed")
+    assert done.err.count("Traceback") == 1 and "MPI_ABORT" not in done.err
+
+
 def test_an_error_outside_the_loops_aborts_the_others(mpirun, tmp_path):
     done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 10**8, "--delay", 0.002, "--save-every", 5,
                   "--raise-in-save", 1)
@@ -73,9 +81,8 @@ def test_an_error_outside_the_loops_aborts_the_others(mpirun, tmp_path):
 
 @pytest.mark.parametrize("ft", [False, True])
 def test_a_rank_that_raises_before_mpi_ends_all(mpirun, tmp_path, ft):
-    done = mpirun(2, "job.py", "--out", tmp_path, "--raise-at-import", 1, ft=ft)
-    assert done.code != 0 and done.seconds < IN_TIME_S + 4  # under ULFM the start limit of 8 s ends rank 0
-    assert "raised before MPI" in done.err
+    done = mpirun(2, "job.py", "--out", tmp_path, "--raise-before-mpi", 1, ft=ft)
+    assert done.code == 1 and done.seconds < IN_TIME_S and "raised before MPI" in done.err
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -209,6 +209,14 @@ def test_ranks_that_cannot_run_together_say_so_in_one_line(job, tmp_path, first,
     assert done.out == "" and "Traceback" not in done.err and not (tmp_path / "r").exists()
 
 
+def test_a_rank_that_is_mistyped_ends_all_through_mpi(job, tmp_path):
+    """Open MPI's mpirun may miss a mere exit code while the other rank starts MPI."""
+    good = [*SMALL, "--algorithm", "sync", "--out", tmp_path / "r"]
+    done = job([good, [*good, "--nonsense"]])
+    assert done.code == 2 and done.err.count("No such option: --nonsense") == 1
+    assert "MPI_ABORT was invoked on rank 1" in done.err and not (tmp_path / "r").exists()
+
+
 def test_a_local_run_on_two_ranks_is_refused(job, tmp_path):
     done = job(2, [*SMALL, "--out", tmp_path / "r"])
     assert done.code == 2 and "algorithm: expected sync or sprint on 2 ranks, got local" in done.err

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from analytic import Counting, Regression, problem
+from analytic import Counting, Late, Regression, problem
 from sprint.distributed.comm import open_comm
 from sprint.distributed.data_parallel import data_parallel, first_share
 from sprint.distributed.launch import guard
@@ -42,8 +42,9 @@ def arguments():
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--hash-of-rank", default="")  # "1:abc...": another configuration on rank 1
     parser.add_argument("--no-data-on", type=int, default=-1)
-    parser.add_argument("--raise-at-import", type=int, default=-1)
+    parser.add_argument("--raise-before-mpi", type=int, default=-1)
     parser.add_argument("--die-between", type=int, default=-1)
+    parser.add_argument("--late-on", type=int, default=-1)  # its last worker fails after the last vote
     parser.add_argument("--raise-in-save", type=int, default=-1)
     return parser.parse_args()
 
@@ -53,7 +54,8 @@ def make_workers(args, comm):
     if args.kind == "count":
         limit = 0 if comm.rank == args.no_data_on else None
         delay = args.delay * (1 + comm.rank / 2)
-        return [Counting(args.params, first + t, 3, delay, limit) for t in range(args.workers)]
+        late = args.workers - 1 if comm.rank == args.late_on else -1
+        return [(Late if t == late else Counting)(args.params, first + t, 3, delay, limit) for t in range(args.workers)]
     rows, targets, _ = problem()
     if args.sizes:
         sizes = [int(s) for s in args.sizes.split(",")]
@@ -90,6 +92,8 @@ def run(args, comm):
     weights = np.zeros(workers[0].n_params if workers and "params" not in config else params, np.float32)
     job = make(comm, workers, weights, options, config_hash=config_hash, save=save_to(args.out, comm, args),
                record=args.out if args.record else None, faults=[parse_fault(f) for f in args.inject])
+    if comm.rank == args.late_on:
+        workers[-1].is_over = lambda: job.progress.samples >= args.samples
     job.start(args.samples)
     (args.out / f"pid-rank{comm.ids[comm.rank]}").write_text(str(os.getpid()))
     ready = args.out / f"began-rank{comm.ids[comm.rank]}"
@@ -130,9 +134,9 @@ def next_segment(args, comm, job):
 
 def main():
     args = arguments()
-    if os.environ.get("OMPI_COMM_WORLD_RANK") == str(args.raise_at_import):
-        raise ImportError("raised before MPI")
     with guard():
+        if os.environ.get("OMPI_COMM_WORLD_RANK") == str(args.raise_before_mpi):
+            raise OSError("raised before MPI")
         comm = open_comm(limit_s=8.0)
     with guard(comm):
         run(args, comm)
