@@ -105,7 +105,7 @@ def run_loops(comm: Comm, devices: Sequence[Device], trial: Trial, turns: int) -
     workers = [_worker(device, trial, comm.rank * len(devices) + index, comm.size * len(devices))
                for index, device in enumerate(devices)]
     weights = devices[0].download(workers[0].network.weights.flat)
-    job = Sprint(comm, workers, weights, Options(lambda samples: 0.0, form="mean", min_gradients=0, check_every=0,
+    job = Sprint(comm, workers, weights, Options(lambda *_: 0.0, form="mean", min_gradients=0, check_every=0,
                                                  diverged_at=0), config_hash="0" * 12)
     job.start(turns * trial.subbatch * comm.size * len(devices))
     job.join()

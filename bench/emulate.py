@@ -61,7 +61,7 @@ def emulate(comm: Comm, spec: NetSpec, machine: Machine, config: Config, *, para
                                                                            random), first)
                for first in random.uniform(0, float(smooth.t_gpu), config.devices)]
     job = Sprint(comm, workers, np.zeros(parameters, np.float32),
-                 Options(lambda samples: 1e-3, min_gradients=0, check_every=0, diverged_at=0), config_hash="0" * 12)
+                 Options(lambda *_: 1e-3, min_gradients=0, check_every=0, diverged_at=0), config_hash="0" * 12)
     pace = UpdatePace(job.telemetry.update_clock, workers, pieces)
     job.start(1 << 60, skip + updates)
     job.join(lambda at: report(f"update {at.version}", at.version / (skip + updates)))

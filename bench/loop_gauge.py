@@ -53,7 +53,7 @@ class _Node:
         self.weights = VersionedWeights(np.zeros(parameters, np.float32))
         self.buffers = [GradientBuffer(parameters, 0) for _ in range(BUFFERS)]
         self.telemetry = Telemetry(BUFFERS)
-        self.updater = Updater(Single(), self.weights, self.buffers, Options(lambda samples: 1e-3, form="mean"),
+        self.updater = Updater(Single(), self.weights, self.buffers, Options(lambda *_: 1e-3, form="mean"),
                                self.telemetry, Progress())
         self.workers = [_idle_worker(device, parameters) for _ in range(BUFFERS)]
         self.pulse = Pulse("calibrate")

@@ -22,10 +22,10 @@ DRAW_SECONDS = 60.0  # the others wait for rank 0 meanwhile
 class Journal:
     """Keeps count on every rank and is written by rank 0, so that the next one can take over when that dies.
 
-    images: in an epoch; rate: learning rate as a function of the samples used.
+    images: in an epoch; rate: of Options.
     """
 
-    def __init__(self, comm: Comm, folder: RunFolder, report: Report, images: int, rate: Callable[[int], float],
+    def __init__(self, comm: Comm, folder: RunFolder, report: Report, images: int, rate: Callable[[int, int], float],
                  log_every: int, start: Progress, updates: int | None) -> None:
         self._comm, self._folder, self._report = comm, folder, report
         self._images, self._rate, self._log_every, self._updates = images, rate, log_every, updates
@@ -67,8 +67,8 @@ class Journal:
         gradients, updates = progress.gradients - before.gradients, progress.version - before.version
         record = {
             "step": progress.version, "epoch": round(progress.samples / self._images, 6), "loss": self._recent[0],
-            "lr": self._rate(progress.samples - progress.minibatch), "images_per_s": self._recent[1],
-            "samples": progress.samples,
+            "lr": self._rate(progress.samples - progress.minibatch, max(progress.version - 1, 0)),
+            "images_per_s": self._recent[1], "samples": progress.samples,
             "staleness": (progress.staleness_sum - before.staleness_sum) / gradients if gradients else 0.0,
             "minibatch": (progress.samples - before.samples) / updates if updates else 0.0, **more}
         if self._comm.rank == 0:

@@ -157,7 +157,8 @@ def rules(config: TrainConfig, minibatch: int, images: int) -> Options:
     """The rules of the run; minibatch: samples of one gradient of every worker; images: of an epoch.
 
     The schedule counts samples: an epoch is `images` of them, a step `minibatch` or what is left of the epoch, whatever
-    the updates of an asynchronous run really hold. For `sync` these are the steps of a single device.
+    the updates of an asynchronous run really hold; a run of so many updates (--steps) counts each of them as a step.
+    For `sync` both are the steps of a single device.
     """
     momentum = config.momentum if config.optimizer == "momentum" else 0.0
     return Options(
@@ -167,11 +168,13 @@ def rules(config: TrainConfig, minibatch: int, images: int) -> Options:
         diverged_at=config.diverged_at, stall_s=config.stall, ordered=config.deterministic)
 
 
-def _rate(config: TrainConfig, minibatch: int, images: int) -> Callable[[int], float]:
+def _rate(config: TrainConfig, minibatch: int, images: int) -> Callable[[int, int], float]:
     factor, steps = schedule.parse(config.schedule), -(-images // minibatch)  # in an epoch
     epochs = config.steps / steps if config.steps else float(config.epochs)
 
-    def rate(samples: int) -> float:
+    def rate(samples: int, version: int) -> float:
+        if config.steps:
+            samples = images * (version // steps) + minibatch * (version % steps)
         epoch, place = divmod(samples, images)
         return config.lr * factor(epoch * steps + place // minibatch, samples / images, epochs)
 

@@ -12,12 +12,13 @@ FORMS = ("sum", "mean")
 class Options:
     """What every rank must have alike.
 
-    rate: learning rate as a function of the samples that the whole job had used when the weights were read.
+    rate: learning rate as a function of the samples that the whole job had used when the weights were read, and of
+        their version.
     form: "sum": W <- W + momentum * DeltaW - rate * sum of the mini-batch's gradients (Oyama et al. 2016, eq. 1);
         "mean": that sum divided by the samples of the mini-batch over all ranks, whatever each contributed.
     """
 
-    rate: Callable[[int], float]
+    rate: Callable[[int, int], float]
     momentum: float = 0.9
     form: str = "sum"
     max_staleness: int | None = None  # updates; None: no bound, 0: synchronous
@@ -45,6 +46,6 @@ class Options:
         """Return the largest staleness allowed in `update`, None for no bound."""
         return 0 if update <= self.warmup_sync else self.max_staleness
 
-    def scale(self, samples: int, staleness: int) -> float:
+    def scale(self, samples: int, version: int, staleness: int) -> float:
         """Return the factor of a gradient sum: -rate, over its staleness where asked for (Grad <- -eta * Grad)."""
-        return -self.rate(samples) / (max(staleness, 1) if self.staleness_rate else 1)
+        return -self.rate(samples, version) / (max(staleness, 1) if self.staleness_rate else 1)

@@ -161,7 +161,7 @@ class Replay:
             samples = 0
             while not samples:  # sub-batches without samples, which no update used, are not in the record
                 _, samples = worker.compute()
-            scale = self._options.scale(used, update - 1 - version)
+            scale = self._options.scale(used, version, update - 1 - version)
             worker.deposit(buffers.setdefault(index, np.zeros_like(self.weights)), True, scale)
             total += samples
         parts = [buffers[index] for index in sorted(buffers)] or [np.zeros_like(self.weights)]

@@ -48,7 +48,8 @@ class WorkerLoop:
             entry = Deposit(self._index, read.version, 0, samples, loss, self._followed, read.at_s,
                             state=worker.state() if self._keep_state else None)
             pulse.enter("deposit gradient", read.version + 1)
-            self._buffer.deposit(worker, entry, lambda late: self._options.scale(read.samples, late), clock)
+            scale = self._options.scale
+            self._buffer.deposit(worker, entry, lambda late: scale(read.samples, read.version, late), clock)
         self._split_terms()
         clock.finish()
         self._gate.land(self._index, samples)

@@ -14,7 +14,7 @@ ROWS, TARGETS, _ = problem()
 
 
 def options(form="sum", **more):
-    return Options(rate=lambda samples: 0.003 if samples < 200 else 0.002, momentum=0.8, form=form, ordered=True,
+    return Options(rate=lambda used, _: 0.003 if used < 200 else 0.002, momentum=0.8, form=form, ordered=True,
                    check_every=7, stall_s=10.0, **more)
 
 
@@ -42,7 +42,7 @@ def test_replay_of_two_ranks_is_equal_bit_for_bit(mpirun, tmp_path):
     done = mpirun(2, "job.py", "--out", tmp_path, "--kind", "regression", "--workers", 2, "--samples", 2500, "--delay",
                   0.001, "--rate", 0.0005, "--momentum", 0.9, "--record")
     assert done.code == 0, done.err
-    rules = Options(rate=lambda samples: 0.0005, momentum=0.9, ordered=True)
+    rules = Options(rate=lambda samples, version: 0.0005, momentum=0.9, ordered=True)
     replay = Replay(tmp_path, lambda rank, t: share_of(ROWS, TARGETS, 2 * rank + t), np.zeros(37, np.float32), rules)
     assert replay.run().tobytes() == np.load(tmp_path / "final-rank1.npz")["weights"].tobytes()
 

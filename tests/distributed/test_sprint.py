@@ -22,7 +22,7 @@ HASH = "0123456789ab"
 
 
 def options(rate=1.0, **more):
-    return Options(rate=lambda samples: rate, **{"momentum": 0.0, "stall_s": 10.0, **more})
+    return Options(rate=lambda samples, version: rate, **{"momentum": 0.0, "stall_s": 10.0, **more})
 
 
 def run(workers, weights, samples, rules, make=Sprint, **more):
@@ -87,7 +87,7 @@ def test_warm_up_is_synchronous_and_then_free():
 
 def test_rate_is_divided_by_the_staleness_of_each_gradient():
     rules = options(8.0, staleness_rate=True)
-    assert [rules.scale(0, late) for late in (0, 1, 2, 4)] == [-8.0, -8.0, -4.0, -2.0]
+    assert [rules.scale(0, 0, late) for late in (0, 1, 2, 4)] == [-8.0, -8.0, -4.0, -2.0]
     workers = [Counting(5, 0, 1, 0.0002), Counting(5, 1, 1, 0.004)]
     job = run(workers, np.zeros(5, np.float32), 300, rules)
     expected = sum(8.0 / max(1, late) for late in job.telemetry.arrows["staleness"])

@@ -289,12 +289,14 @@ def test_a_divergence_is_told_with_the_measured_staleness(capsys, tmp_path):
 # ---- parts ------------------------------------------------------------------------------------------------------
 
 
-def test_the_rate_depends_on_the_samples_alone():
+def test_the_rate_depends_on_the_samples_or_where_updates_end_the_run_on_them():
     """An epoch of 97 images in mini-batches of 24 has 5 steps, the last one of one image."""
     config = TrainConfig("cnn-a", algorithm="sync", lr=0.5, epochs=3, schedule="warmup:7+step:0.1@2")
     rate, plain = rules(config, 24, 97).rate, schedule.parse(config.schedule)
+    counted = rules(replace(config, steps=15), 24, 97).rate
     for step, samples in enumerate([0, 24, 48, 72, 96, 97, 121, 145, 169, 193, 194]):
-        assert rate(samples) == pytest.approx(0.5 * plain(step, samples / 97, 3)), step
+        expected = pytest.approx(0.5 * plain(step, samples / 97, 3))
+        assert rate(samples, 1000) == expected == counted(1000, step), step
     assert rules(replace(config, optimizer="sgd"), 24, 97).momentum == 0
     assert [next_goal(samples, 97) for samples in (0, 96, 97, 300)] == [97, 97, 194, 388]
 

@@ -16,7 +16,7 @@ from sprint.distributed.watch import Pulse
 
 def updater(weights, form="sum", momentum=0.5, workers=2):
     buffers = [GradientBuffer(weights.n_params, 0) for _ in range(workers)]
-    options = Options(rate=lambda samples: 1.0, momentum=momentum, form=form)
+    options = Options(rate=lambda samples, version: 1.0, momentum=momentum, form=form)
     return Updater(Single(), weights, buffers, options, Telemetry(workers), Progress()), buffers
 
 

@@ -105,7 +105,7 @@ def check_replay(folder, living, ranks, workers):
 
     rows, targets, _ = problem()
     found, finals = _ends(folder, living)
-    options = Options(rate=lambda samples: RATE, momentum=MOMENTUM, ordered=True)
+    options = Options(rate=lambda samples, version: RATE, momentum=MOMENTUM, ordered=True)
     replay = Replay(folder, lambda rank, t: share_of(rows, targets, rank * workers + t), np.zeros(37, np.float32),
                     options)
     while replay.version < found[0]["version"]:

@@ -83,7 +83,7 @@ def save_to(folder, comm, args):
 
 def run(args, comm):
     workers = make_workers(args, comm)
-    options = Options(rate=lambda samples: args.rate, momentum=args.momentum, form=args.form, ordered=args.record,
+    options = Options(rate=lambda *_: args.rate, momentum=args.momentum, form=args.form, ordered=args.record,
                       stall_s=args.stall, save_every=args.save_every, check_every=10)
     config = dict(item.split(":") for item in args.hash_of_rank.split(",") if item)
     config_hash = config.get(str(comm.rank), "aaaaaaaaaaaa")

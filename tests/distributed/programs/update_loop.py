@@ -53,7 +53,7 @@ def measure(comm, n, workers, repeats):
     """Return the medians (ms) of our update and of the bare one, made in turns."""
     weights, telemetry = VersionedWeights(np.zeros(n, np.float32)), Telemetry(workers)
     buffers = [GradientBuffer(n, 0) for _ in range(workers)]
-    options = Options(rate=lambda samples: 1.0)
+    options = Options(rate=lambda samples, version: 1.0)
     updater = Updater(comm, weights, buffers, options, telemetry, Progress())
     bare, clock, pulse, together = Bare(comm, n, workers), Clock(WORKER_TERMS), Pulse("update"), np.zeros(1)
     times = {"ours": [], "bare": []}
