@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import operator
 import os
 import sys
@@ -94,13 +93,14 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a checkpoint on the whole test set: mean loss, top-1, top-5."""
+    from .engine import jsontext
     from .engine.evaluate import evaluate_checkpoint
 
     asked = {"data": data, "data_dir": data_dir, "limit": limit, "subbatch": subbatch, "device": device,
              "device_threads": device_threads}
     result = evaluate_checkpoint(checkpoint, {name: value for name, value in asked.items() if value is not None})
     if as_json:
-        typer.echo(json.dumps(result, indent=2))
+        typer.echo(jsontext.dumps(result, indent=2))
     else:
         typer.echo("{net} on {data}, step {step}: loss {loss:.4f}  top-1 {top1:.2%}  top-5 {top5:.2%}  "
                    "({test_images} images, {device})".format(**result))

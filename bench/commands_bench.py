@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -178,6 +177,7 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
     from rich.console import Console
     from rich.progress import Progress
 
+    from ..engine import jsontext
     from ..engine.screen import screen
     from .environment import machine, warn_if_busy
     from .files import say_written, write_text
@@ -198,7 +198,7 @@ def _measure(bench: Bench, cases: Sequence[Case], quiet: bool, json_file: Path |
         if bench.ceilings and bench.ceilings != first_ceilings:
             out.print(f"the machine was busy: {ceilings_line(bench.ceilings)}", soft_wrap=True)
     if json_file:
-        text = json.dumps(_plain(bench, results, facts), indent=1) + "\n"
+        text = jsontext.dumps(_plain(bench, results, facts), indent=1) + "\n"
         sys.stdout.write(text) if quiet else write_text(json_file, text)
     if readme and bench.ceilings:
         command = " ".join(["sprint", *sys.argv[1:]])

@@ -191,11 +191,12 @@ def deliver_outcomes(outcomes: list[Any], machine: Any, json_file: Path | None, 
 
 def deliver_json(plain: Callable[[], dict[str, Any]], path: Path | None) -> bool:
     """Write the JSON if it is wanted; whether people still want their table (not when - put JSON on the screen)."""
+    from ..engine import jsontext
     from .files import write_text
 
     if path is None:
         return True
-    text = json.dumps(plain(), indent=1)
+    text = jsontext.dumps(plain(), indent=1)
     if str(path) == "-":
         sys.stdout.write(text + "\n")
         return False

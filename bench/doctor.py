@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..distributed.launch import outside
+from ..engine import jsontext
 from ..kernels import blas, cuda, nvrtc, source
 from ..kernels.device import open_device
 from ..kernels.host import host_memory, usable_cores
@@ -66,7 +67,7 @@ def doctor(as_json: bool = False) -> bool:
     """
     findings = examine()
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print(jsontext.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _print_table(findings)
     return all(finding.ok for finding in findings if finding.needed)

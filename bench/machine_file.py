@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine import jsontext
 from ..engine.errors import UsageError
 from ..kernels.conv import ALGORITHMS
 from .bounds import MOST, fits
@@ -153,7 +153,7 @@ def _estimate(fields: Fields) -> GemmEstimate:
 
 def save_machine(machine: Machine, path: Path) -> None:
     """Write the machine file (JSON)."""
-    text = LIST.sub(lambda numbers: " ".join(numbers[0].split()), json.dumps(_plain(machine), indent=1))
+    text = LIST.sub(lambda numbers: " ".join(numbers[0].split()), jsontext.dumps(_plain(machine), indent=1))
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -172,14 +172,8 @@ def _plain_gemm(gemm: GemmTable | GemmEstimate) -> dict[str, Any]:
         return asdict(gemm)
     seconds = np.where(gemm.measured, gemm.seconds, np.nan)
     lists = {key: getattr(gemm, key).tolist() for key in ("m", "n", "k")}
-    return lists | {"seconds": _nulls(seconds.tolist()), "residual": gemm.residual}
+    return lists | {"seconds": seconds.tolist(), "residual": gemm.residual}
 
 
 def _plain_crowd(counts: Mapping[float, Mapping[str, Linear]]) -> dict[str, Any]:
     return {f"{count:g}": {group: crowd.plain() for group, crowd in groups.items()} for count, groups in counts.items()}
-
-
-def _nulls(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_nulls(value) for value in values]
-    return None if math.isnan(values) else values

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ..engine import jsontext
 from ..engine.tracefile import TraceFile
 from .ceilings import Ceilings
 from .profile import Profile, Row
@@ -63,7 +63,7 @@ def totals(profile: Profile) -> str:
 
 def as_json(profile: Profile, facts: dict[str, Any], ceilings: Ceilings) -> str:
     """Machine, what was profiled, ceilings, totals and rows."""
-    return json.dumps({"schema": SCHEMA, **facts, "ceilings": ceilings.plain(), **profile.plain()}, indent=1) + "\n"
+    return jsontext.dumps({"schema": SCHEMA, **facts, "ceilings": ceilings.plain(), **profile.plain()}, indent=1) + "\n"
 
 
 def as_csv(profile: Profile) -> str:

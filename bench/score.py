@@ -119,6 +119,5 @@ def _error(guess: float, truth: float) -> float:
 
 
 def plain(predicted: Outcome, seen: Outcome) -> dict[str, Any]:
-    """For JSON; an error that cannot be told is null."""
-    off = {name: None if np.isnan(value) else value for name, value in errors(predicted, seen).items()}
-    return {"predict": predicted.plain(), "measure": seen.plain(), "errors": off}
+    """For JSON; an error that cannot be told is NaN."""
+    return {"predict": predicted.plain(), "measure": seen.plain(), "errors": errors(predicted, seen)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import checkpoint
+from ..engine import checkpoint, jsontext
 from ..engine.checkpoint import Checkpoint
 from ..engine.config import TrainConfig
 from ..engine.params import views_of
@@ -73,7 +73,7 @@ class Checkpoints:
         path = places_file(self._folder / checkpoint.file_name(version), state["rank"])
         facts = {"samples": state["progress"]["samples"], "workers": state["workers"]}
         with writing(path):
-            replace_file(path, json.dumps(facts).encode())
+            replace_file(path, jsontext.dumps(facts).encode())
 
 
 def places_file(path: Path, rank_id: int) -> Path:
@@ -112,5 +112,6 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def progress_of(saved: Checkpoint | None) -> Progress:
-    """How far the job was."""
-    return Progress(**saved.worker["progress"]) if saved else Progress()
+    """How far the job was; losses that were none are null in the file."""
+    facts = saved.worker["progress"] if saved else {}
+    return Progress(**{name: value for name, value in facts.items() if value is not None})

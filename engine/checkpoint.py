@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..kernels.source import replace_file
+from . import jsontext
 from .config import TrainConfig
 from .errors import UsageError
 from .facts import checked
@@ -55,7 +55,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
     arrays = {f"{kind}.{name}": a for kind in _ARRAYS for name, a in getattr(checkpoint, kind).items()}
     facts = {f.name: getattr(checkpoint, f.name) for f in fields(checkpoint) if f.name not in _ARRAYS}
-    text = json.dumps(facts | {"config": checkpoint.config.to_json()})
+    text = jsontext.dumps(facts | {"config": checkpoint.config.to_json()})
     metadata = {"format": f"sprint {FORMAT}", "sprint": text, "sha256": _digest(arrays, text)}
     with writing(path):
         replace_file(path, safetensors.numpy.save(arrays, metadata))

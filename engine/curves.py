@@ -25,7 +25,7 @@ def figure(records: Sequence[Record], title: str) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     unit = "epoch" if records[-1]["epoch"] >= 1 else "step"
-    tested = [r for r in records if {"test_loss", "top1", "top5"} <= r.keys()]
+    tested = [r for r in records if None not in (r.get(name) for name in ("test_loss", "top1", "top5"))]
     drawn = Figure(figsize=(10, 4), dpi=120, layout="constrained")
     drawn.suptitle(title)
     loss, accuracy = drawn.subplots(1, 2)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from . import jsontext
 from .layers import NetSpec
 from .nets import NAMES, RECONSTRUCTION, build
 from .screen import print_table, screen
@@ -59,7 +59,8 @@ def show(name: str | None, image_size: int | None, width: float, classes: int | 
         rows, note = layer_rows(spec, subbatch), spec.note
         foot = totals(spec, rows)
     if as_json:
-        print(json.dumps(rows if name is None else {**_summary(spec), "subbatch": subbatch, "layers": rows}, indent=2))
+        facts = rows if name is None else {**_summary(spec), "subbatch": subbatch, "layers": rows}
+        print(jsontext.dumps(facts, indent=2))
         return
     _print_table(rows, foot)
     if name:

@@ -21,7 +21,7 @@ from .. import __version__
 from ..kernels import blas, source
 from ..kernels.device import Device
 from ..kernels.host import processor_name
-from . import curves
+from . import curves, jsontext
 from .errors import UsageError
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
@@ -73,14 +73,14 @@ class RunFolder:
 
     def write(self, name: str, data: dict[str, Any]) -> None:
         """Replace the JSON file `name`."""
-        self.replace(name, (json.dumps(data, indent=2) + "\n").encode())
+        self.replace(name, (jsontext.dumps(data, indent=2) + "\n").encode())
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl in one write, of which no part stays when the disk is full.
 
         A kill between two pages of that write could cut the last line; metrics() and rewind() leave such a one out.
         """
-        line = (json.dumps(record) + "\n").encode()
+        line = (jsontext.dumps(record) + "\n").encode()
         with writing(self.path / METRICS):
             handle = os.open(self.path / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
@@ -100,7 +100,7 @@ class RunFolder:
         return found if isinstance(found, dict) and found.get("steps") == step else {}
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All records of metrics.jsonl; a last line cut short is left out.
+        """All records of metrics.jsonl, None for what is no number; a last line cut short is left out.
 
         Raises ValueError naming the file and the line that is none of ours.
         """
@@ -112,13 +112,13 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Forget the records after `step`: a run that goes on from there will make them again."""
-        kept = "".join(json.dumps(r) + "\n" for r in self.metrics() if r["step"] <= step)
+        kept = "".join(jsontext.dumps(r) + "\n" for r in self.metrics() if r["step"] <= step)
         with writing(self.path / METRICS):
             source.replace_file(self.path / METRICS, kept.encode())
 
     def draw_curves(self, title: str) -> None:
         """Draw losses and accuracies into curves.png; nothing when there is no record yet."""
-        records = [record for record in self.metrics() if "epoch" in record and "loss" in record]
+        records = [record for record in self.metrics() if "epoch" in record and record.get("loss") is not None]
         if records:
             self.replace(CURVES, curves.curves(records, title))
 
@@ -193,11 +193,11 @@ def writing(path: Path) -> Iterator[None]:
 def _record(line: bytes, place: str) -> dict[str, Any]:
     """The record that a line of metrics.jsonl holds."""
     try:
-        record = json.loads(line)
+        record = jsontext.loads(line)
     except ValueError:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int) \
-            or not all(isinstance(record.get(name, 0.0), int | float) for name in DRAWN):
+            or not all(isinstance(record.get(name), int | float | None) for name in DRAWN):
         got = line[:40].decode(errors="replace")
         raise ValueError(f"run folder: expected a record of a step, got '{got}': {place}: remove that line to go on")
     return record

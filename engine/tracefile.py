@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from . import jsontext
 
 EVENT_LIMIT = 200_000  # events of a trace file; what comes later is counted, not kept
 
@@ -41,12 +42,12 @@ class TraceFile:
         if self.written >= EVENT_LIMIT:
             self.dropped += 1
             return
-        self._stream.write(json.dumps(event) + ",\n")
+        self._stream.write(jsontext.dumps(event) + ",\n")
         self._stream.flush()
         self.written += 1
 
     def close(self) -> None:
         """End the array; a reader does not need it."""
         last = {"name": "end", "ph": "M", "pid": 0, "args": {"dropped": self.dropped}}
-        self._stream.write(json.dumps(last) + "\n]\n")
+        self._stream.write(jsontext.dumps(last) + "\n]\n")
         self._stream.close()

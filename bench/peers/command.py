@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -94,11 +93,12 @@ def _show(results: Sequence[CaseResult]) -> None:
 
 
 def _write_json(path: Path, results: Sequence[CaseResult], facts: dict[str, Any], settings: Settings) -> None:
+    from ...engine import jsontext
     from ..files import write_text
 
     data = {"schema": SCHEMA, "written": datetime.now(UTC).isoformat(timespec="seconds"), "machine": facts,
             "settings": asdict(settings), "cases": [result.plain() for result in results]}
-    write_text(path, json.dumps(data, indent=1) + "\n")
+    write_text(path, jsontext.dumps(data, indent=1) + "\n")
 
 
 def _expect_agreement(results: Sequence[CaseResult]) -> None:
