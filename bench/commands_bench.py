@@ -78,7 +78,7 @@ def run(
     """
     from . import marks
     from .files import check_writable
-    from .kernels import Bench, Settings
+    from .kernels import Bench, Settings, unfit
 
     if not 0 < seconds < math.inf or (repeats is not None and not 1 <= repeats <= MOST_REPEATS):
         got = f"{repeats} repeats" if 0 < seconds < math.inf else f"{seconds:g} seconds"
@@ -91,9 +91,12 @@ def run(
     opened = open_named(device, device_threads)
     blocks = _blocks(block, opened)
     cases = _cases(names or [], net, image_size, width, subbatch, sizes, problem or [], opened)
+    reasons = [unfit(opened, case) for case in cases]
+    if None not in reasons:
+        raise UsageError(f"bench: expected a case that can run here, got {len(cases)} that cannot: {reasons[0]}")
     results = _measure(Bench(opened, Settings(seconds, repeats, blocks, check_only)), cases, str(json_file) == "-",
                        json_file, readme)
-    if any(result.status in ("wrong", "refused") for result in results) or _all_skipped(results):
+    if any(result.status in ("wrong", "refused") for result in results):
         raise typer.Exit(1)
 
 
@@ -125,14 +128,6 @@ def open_named(name: str, threads: int | None) -> Device:
         return open_device(name, threads=threads)
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def _all_skipped(results: Sequence[Result]) -> bool:
-    """Whether nothing has run; says so."""
-    nothing = all(result.status == "skipped" for result in results)
-    if nothing:
-        print(f"sprint: bench: expected a case that can run here, got {len(results)} skipped", file=sys.stderr)
-    return nothing
 
 
 def _blocks(text: str | None, device: Device) -> tuple[int | None, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -159,10 +158,12 @@ def _pairs(name: str, texts: list[str]) -> dict[int, float]:
 
 
 def _times(path: Path | None) -> list[float]:
+    from .files import read_json
+
     if path is None:
         return []
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except ValueError as error:
         raise UsageError(f"times: expected a JSON list of seconds in {path}, got {error}") from None
     return positives("times", values)

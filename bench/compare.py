@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..engine.errors import UsageError
 from .environment import SAME
+from .files import read_json
 
 ALPHA = 0.01  # a difference that chance makes less often than this is one
 EXACT_PAIRS = 400  # with at most so many pairs of samples, and no ties, the distribution is counted out
@@ -65,7 +65,7 @@ def compare_files(a: Path, b: Path, *, threshold: float, force: bool = False) ->
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """(machine, samples in ms by case) of a file of `sprint bench --json` or of pytest-benchmark."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except (ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or "it is not JSON"
         raise UsageError(f"compare: expected a result file, got {path} ({reason})") from None

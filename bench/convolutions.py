@@ -27,8 +27,16 @@ def conv_shape(p: Problem) -> ConvShape:
 
 def rows_read(s: ConvShape) -> float:
     """Share of the rows of x that some window touches: fewer than all with a stride beyond the window."""
-    rows = {p * s.stride[0] - s.pad[0] + r for p in range(s.P) for r in range(s.R)}
-    return len(rows & set(range(s.H))) / s.H
+    return (_touched(s, s.pad[0] + s.H) - _touched(s, s.pad[0])) / s.H
+
+
+def _touched(s: ConvShape, rows: int) -> int:
+    """How many of the first rows of the padded image windows touch."""
+    stride = s.stride[0]
+    if stride <= s.R:
+        return min(rows, (s.P - 1) * stride + s.R)
+    whole, rest = divmod(rows, stride)
+    return whole * s.R + min(rest, s.R) if whole < s.P else s.P * s.R
 
 
 def _missing(device: Device, p: Problem) -> str | None:
@@ -109,6 +117,12 @@ def _saving(p: Problem) -> float:
     return WINOGRAD if "winograd" in p.words else 1.0
 
 
+def _scratch(p: Problem) -> int:
+    """Columns: of one image in float64 for the reference, and of all for `explicit`."""
+    s = conv_shape(p)
+    return s.rows * (8 * s.P * s.Q + 4 * s.columns * ("explicit" in p.words))
+
+
 def _grammar(name: str, *words: str) -> Grammar:
     return Grammar(name, tuple("nchwkrs"), STRIDED, words, ALGORITHMS)
 
@@ -116,11 +130,13 @@ def _grammar(name: str, *words: str) -> Grammar:
 CONVOLUTIONS = [
     Op(_grammar("conv_forward", "relu"), "conv", DEFAULT, _forward_arrays, _bind_forward,
        lambda p, a: {"y": ref.conv_forward(a["x"], a["w"], a["b"], conv_shape(p), "relu" in p.words)}, _flops,
-       lambda p: (4 * EPSILON * conv_shape(p).rows, 4e-6), product=_forward_product, missing=_missing, saving=_saving),
+       lambda p: (4 * EPSILON * conv_shape(p).rows, 4e-6), product=_forward_product, missing=_missing, saving=_saving,
+       scratch=_scratch),
     Op(_grammar("conv_backward_data"), "conv", DEFAULT, _data_arrays, _bind_backward_data,
        lambda p, a: {"dx": ref.conv_backward_data(a["dy"], a["w"], conv_shape(p))}, _flops,
-       lambda p: (4 * EPSILON * p.k * p.r * p.s, 4e-6), product=_data_product, missing=_missing, saving=_saving),
+       lambda p: (4 * EPSILON * p.k * p.r * p.s, 4e-6), product=_data_product, missing=_missing, saving=_saving,
+       scratch=_scratch),
     Op(_grammar("conv_backward_filter"), "conv", DEFAULT, _filter_arrays, _bind_backward_filter, _filter_reference,
        _flops, lambda p: (4 * EPSILON * conv_shape(p).columns, 4e-6), product=_filter_product, missing=_missing,
-       saving=_saving),
+       saving=_saving, scratch=_scratch),
 ]

@@ -1,15 +1,29 @@
-"""Output files: known to be writable before anything is measured, and whole or not there at all."""
+"""Files that a command is given: of bounded size to read; writable before anything is measured, and then whole."""
 
 from __future__ import annotations
 
+import errno
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..engine.errors import UsageError
 from ..kernels.source import replace_file
+
+LARGEST = 64 << 20  # bytes of a file to read: a device may have no end
+
+
+def read_json(path: Path) -> Any:
+    """What the JSON file `path` holds. Raises OSError, also for more than LARGEST bytes; ValueError: it is no JSON."""
+    with path.open("rb") as stream:
+        content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(path))
+    return json.loads(content.decode())
 
 
 def check_writable(option: str, path: Path | None) -> None:

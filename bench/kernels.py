@@ -115,6 +115,14 @@ class Result:
                 "library": {"name": name, **asdict(library)}, "times_library": self.ratio}
 
 
+def unfit(device: Device, case: Case) -> str | None:
+    """Why the device cannot run a case, of which nothing is allocated here; None when it can."""
+    need, memory = HOST_COPIES * case.nbytes + case.op.scratch(case.problem), device.memory()
+    if need > memory.available:
+        return f"needs {need / 1e9:.1f} GB, {memory.available / 1e9:.1f} GB of {memory.total / 1e9:.1f} GB are free"
+    return case.op.missing(device, case.problem)
+
+
 class Blocked:
     """A device whose launches take `block` threads a block."""
 
@@ -149,7 +157,7 @@ class Bench:
         return [replace(result, ceilings=self.ceilings) for result in results]
 
     def _run_case(self, case: Case, block: int | None) -> Result:
-        if reason := case.op.missing(self.device, case.problem) or self._too_large(case):
+        if reason := unfit(self.device, case):
             return Result(case, block, "skipped", reason)
         device: Any = self.device if block is None else Blocked(self.device, block)
         try:
@@ -161,10 +169,6 @@ class Bench:
             return Result(case, block, "wrong", str(error))
         except MeasuringError as error:
             return Result(case, block, "refused", str(error))
-
-    def _too_large(self, case: Case) -> str | None:
-        need, memory = HOST_COPIES * case.nbytes, self.device.memory().available
-        return f"needs {need / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if need > memory else None
 
     def _timed(self, case: Case, block: int | None, checked: Checked) -> Result:
         assert self.ceilings is not None and self._flush is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ from ..engine.errors import UsageError
 from ..kernels.conv import ALGORITHMS
 from .bounds import MOST, fits
 from .fields import Fields
+from .files import read_json
 from .gemm_time import GemmEstimate, GemmTable
 from .machine import CROWDED, PER_PARAMETER, PER_PIXEL, Allreduce, DeviceFacts, Linear, Machine
 
@@ -43,7 +43,7 @@ def load_machine(name_or_path: str | Path) -> Machine:
         known = ", ".join(machine_names())
         raise UsageError(f"machine: expected a file or one of {known}, got {str(name_or_path)!r}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except ValueError as error:  # no UTF-8, no JSON, or a number of thousands of digits
         raise UsageError(f"machine {path.name}: expected JSON, got {error}") from None
     return read_machine(data, path.name)

@@ -89,6 +89,7 @@ class Op:
     product(p): the GEMM that BLAS would do; without one the library is a copy of as many bytes.
     missing(device, p): why the device cannot run it at all, None when it can.
     saving(p): by which factor a clever algorithm may do with fewer operations than `flops` counts.
+    scratch(p): bytes that call and reference take at a time beyond the arrays.
     """
 
     grammar: Grammar
@@ -104,6 +105,7 @@ class Op:
     product: Callable[[Problem], Product] | None = None
     missing: Callable[[Device, Problem], str | None] = lambda device, p: None
     saving: Callable[[Problem], float] = lambda p: 1.0
+    scratch: Callable[[Problem], int] = lambda p: 0
 
     @property
     def name(self) -> str:

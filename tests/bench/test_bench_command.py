@@ -119,9 +119,18 @@ def test_what_the_device_cannot_run_is_skipped(quick, capsys):
     assert "skipped 1 case: needs a device with barriers" in capsys.readouterr().out
 
 
-def test_where_all_is_skipped_that_is_no_success(quick, capsys):
-    assert bench(*problems("gemm_tiled m8n8k8", "gemm_tiled m9n8k8")) == 1
-    assert "expected a case that can run here, got 2 skipped" in capsys.readouterr().err
+@pytest.mark.parametrize(("texts", "said"), [
+    (["gemm_tiled m8n8k8", "gemm_tiled m9n8k8"], "got 2 that cannot: needs a device with barriers"),
+    (["conv n99999c9999h9999w9999k9999r3s3"], r"got 9 that cannot: needs \d+.\d GB, [\d.]+ GB of [\d.]+ GB are free"),
+    (["conv_forward n1c8h3333w3333k1r99s99 explicit"], r"got 1 that cannot: needs 98\d\d.\d GB"),  # its columns alone
+    (["im2col c1n1h2147483647w9999r1s1"], r"got 1 that cannot: needs \d+.\d GB"),
+    (["gemm m2000000000n2000000000k2000000000"], r"got 2 that cannot: needs \d+.\d GB"),
+])
+def test_where_nothing_can_run_that_is_one_line_before_anything_is_measured(monkeypatch, capsys, texts, said):
+    monkeypatch.setattr(kernels, "measure_ceilings", lambda device: pytest.fail("measured"))
+    assert bench(*problems(*texts)) == 2
+    out, err = capsys.readouterr()
+    assert re.fullmatch(f"sprint: bench: expected a case that can run here, {said}.*\n", err) and not out
 
 
 def test_blocks_are_swept_on_cuda(cupy, quick, monkeypatch, capsys, tmp_path):

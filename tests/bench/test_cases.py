@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from sprint.bench import references as ref
 from sprint.bench.cases import TABLE
 from sprint.bench.checking import WrongResult, check, compare
-from sprint.bench.convolutions import ALGORITHMS
+from sprint.bench.convolutions import ALGORITHMS, rows_read
 from sprint.bench.copies import copies
 from sprint.bench.dry import DryDevice, Launch
 from sprint.bench.library import open_library
@@ -293,3 +294,12 @@ def test_reference_of_deform_is_exact_where_pixels_meet(rng):
     images = rng.integers(0, 256, (1, 4, 5, 2), np.uint8)
     shifted = ref.deform(images, np.array([[1, 0, 1, 0, 1, 2]], np.float32), np.zeros(2), np.ones(2), (2, 3))
     np.testing.assert_allclose(shifted[:, 0], images[0, 2:4, 1:4].transpose(2, 0, 1) / 255)
+
+
+def test_rows_that_no_window_touches_are_not_counted():
+    for h, r, stride, pad in itertools.product((1, 2, 7, 12), (1, 2, 5), (1, 2, 3, 6), (0, 1, 4)):
+        if h + 2 * pad < r:
+            continue
+        shape = ConvShape(1, 1, h, 9, 1, r, 1, (stride, 1), (pad, 0))
+        rows = {p * stride - pad + i for p in range(shape.P) for i in range(r)} & set(range(h))
+        assert rows_read(shape) == len(rows) / h, (h, r, stride, pad)

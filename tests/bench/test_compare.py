@@ -166,3 +166,10 @@ def test_the_inputs_stay_as_they_are(files):
     before = copy.deepcopy((a.read_bytes(), b.read_bytes()))
     compare_files(a, b, threshold=0.05)
     assert (a.read_bytes(), b.read_bytes()) == before
+
+
+@pytest.mark.timeout(30)
+def test_a_file_without_end_is_refused(files, capsys):
+    _, b = files(result({"relu n10": around(1)}), result({"relu n10": around(1)}))
+    assert run(["bench", "compare", "/dev/zero", str(b)]) == 2
+    assert capsys.readouterr().err == "sprint: compare: expected a result file, got /dev/zero (larger than 64 MiB)\n"
