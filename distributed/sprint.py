@@ -99,6 +99,7 @@ class Sprint:
         self._worker_errors: list[BaseException] = []
         self._update_error: BaseException | None = None
         self._signal = self._updater.stop_signal = 0
+        self._left = False  # after the last update, together with all other ranks
         self._deadline = 0.0  # moment by which a rank in trouble must have ended with the others
         self._threads: list[threading.Thread] = []
 
@@ -154,9 +155,9 @@ class Sprint:
 
     def _update(self, pulse: Pulse) -> None:
         try:
-            last = self._over()
-            while not last:
-                last = self._one_update(pulse)
+            while not self._over():
+                if not self._one_update(pulse):
+                    return
             self._gate.published(self.progress.version, last=True)
             pulse.enter("wait for the workers", self.progress.version, LOCAL)
             self._gate.drain()
@@ -171,19 +172,19 @@ class Sprint:
             self._gate.close()
 
     def _one_update(self, pulse: Pulse) -> bool:
+        """Make an update; False: the main thread is in trouble, of which the other ranks do not know."""
         clock, update = self.telemetry.update_clock, self.progress.version + 1
         clock.restart()
         pulse.enter("wait for gradients", update, LOCAL)
         if not self._gate.hold(update):
-            return True
+            return False
         clock.lap("wait")
         self._updater.step(pulse, lambda: self._drills.before_exchange(update))
         clock.finish()
         if self.options.save_every and update % self.options.save_every == 0:
             self._saver.keep()
-        last = self._over()
-        self._gate.published(update, last)
-        return last
+        self._gate.published(update, last=self._over())
+        return True
 
     def _over(self) -> bool:
         at = self.progress
@@ -194,7 +195,7 @@ class Sprint:
     def _leave_together(self, pulse: Pulse) -> None:
         pulse.enter("leave together", self.progress.version, RANKS)
         self._updater.finish()
-        self.comm.ended = True
+        self._left = True
 
     def _finish_after(self, error: AgreedError, pulse: Pulse) -> BaseException:
         try:
@@ -221,6 +222,7 @@ class Sprint:
                 if tick:
                     tick(self.progress)
                 self._saver.save_kept()
+            self.comm.ended = self._left
             self._raise_outcome()
         except BaseException:
             self._gate.close()
@@ -235,9 +237,9 @@ class Sprint:
             self._deadline = time.monotonic() + END_S
             self._gate.hurry()
             self._saver.rescue_detached()
-        if self._update_error and not self.comm.ended:
+        if self._update_error and not self._left:
             raise self._update_error
-        if self._deadline and time.monotonic() > self._deadline and not self.comm.ended:
+        if self._deadline and time.monotonic() > self._deadline and not self._left:
             self._raise_outcome()
             raise RuntimeError(f"{label(self.comm)}: the other ranks did not end with it in {END_S:g} s")
 

@@ -275,3 +275,19 @@ def test_the_last_update_is_told_at_the_end_of_a_segment_and_not_after_what_foll
     job.join(seen.append)
     job.close()
     assert seen[-1] == job.progress
+
+
+def test_a_main_thread_in_trouble_does_not_agree_on_an_end_that_the_others_do_not_know():
+    def full(*_):
+        raise OSError("no space left")
+
+    comm, votes = Single(), []
+    comm.agree = lambda ok: bool(votes.append(ok)) or ok
+    job = Sprint(comm, [Counting(5, 0, delay_s=0.001)], np.zeros(5, np.float32), options(save_every=3),
+                 config_hash=HASH, save=full)
+    job.start(10**8)
+    with pytest.raises(OSError, match="no space left"):
+        job.join()
+    for thread in job._threads:
+        thread.join(5)
+    assert not votes and not comm.ended
