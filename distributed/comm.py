@@ -1,8 +1,8 @@
 """Who is there, and how flat vectors are summed: MPI behind one small class, and the same class without MPI.
 
 The only file that imports mpi4py. Every collective is a buffer collective on a duplicated communicator; while
-threads run, one of them is the only caller. The exception is the main thread of a rank in trouble, which aborts,
-or calls the roll on a communicator of its own: that is why MPI_THREAD_MULTIPLE is asked for.
+threads run, one of them is the only caller. The exceptions are the abort of a rank in trouble, and the signs of life
+on a communicator of their own: that is why MPI_THREAD_MULTIPLE is asked for.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .launch import launched
-from .ranks import Comm, RankFailed, Single, StartError, flat, flush, label, slice_of
+from .pulse import RANKS, Pulse
+from .ranks import Comm, RankFailed, Single, StartError, flat, flush, label, plural, slice_of
 
 NAME_BYTES = 64
-CALLS = 32768  # tags that every MPI has
-ROLL_CALL_S = 1.5
 SPIN_S = 500e-6  # small sums are done by then
 DETECT_S = 2.0  # how long the death that an error came from may take to be known
 
@@ -67,6 +66,9 @@ class Mpi:
         node = world.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = node.rank, node.size
         node.Free()
+        self.pulse = Pulse("main")
+        self._beating, self._beaten, self._sign = threading.Lock(), 0.0, np.zeros(1)
+        self._heard = dict.fromkeys(range(world.size), (time.monotonic(), 0.0))
         self._scratch = np.empty((2, 0), np.float32)
         self._meeting = np.empty(0, np.float64)
         self._read_members(world.rank)
@@ -84,10 +86,16 @@ class Mpi:
         self.hosts = [bytes(row).rstrip(b"\0").decode() for row in names]
         self.can_shrink = self._ulfm and self.size > 1
 
+    def _waiting(self, op: str) -> contextlib.AbstractContextManager[None]:
+        """Let the watch know what the main thread waits in; the update thread has a pulse of its own."""
+        in_main = threading.current_thread() is threading.main_thread()
+        return self.pulse.within(op, RANKS) if in_main else contextlib.nullcontext()
+
     @contextlib.contextmanager
     def _errors(self, op: str) -> Iterator[None]:
         try:
-            yield
+            with self._waiting(op):
+                yield
         except self._mpi.Exception as error:
             died = error.Get_error_class() in self._lost or (self._ulfm and self._somebody_died())
             kind = RankFailed if died else RuntimeError
@@ -171,28 +179,31 @@ class Mpi:
         if not complete:
             raise RankFailed(f"{op}: not all ranks are in the result on {label(self)}")
 
-    def here(self, call: int) -> None:
-        """Tell all others that this rank lives and waits too; `call` numbers what it waits in."""
-        byte = np.zeros(1, np.uint8)
-        for other in self.ids:
-            if other != self._world.rank:
-                self._roll.Isend(byte, other, call % CALLS)
+    def beat(self, every_s: float, waited_s: float) -> None:
+        """Tell all others that this rank lives and has waited for them for `waited_s`, and hear the same of them.
 
-    def absent(self, call: int) -> list[str]:
-        """Name the ranks that have not said here(call) and do not within ROLL_CALL_S seconds.
-
-        The call before and the one after count too: where a sum is over on some ranks and not on others, those who
-        wait for the same rank wait in two updates.
+        Any thread may call it, as often as it likes: it does so every `every_s` seconds. The dead are passed over.
         """
-        away, end = set(self.ids) - {self._world.rank}, time.monotonic() + ROLL_CALL_S
-        status, tags = self._mpi.Status(), [(call + near) % CALLS for near in (-1, 0, 1)]
-        while away and time.monotonic() < end:
-            if any(self._roll.Iprobe(self._mpi.ANY_SOURCE, tag, status) for tag in tags):
-                self._roll.Recv(np.empty(1, np.uint8), status.source, status.tag)
-                away.discard(status.source)
-            else:
-                time.sleep(0.01)
-        return [label(self, rank) for rank in range(self.size) if self.ids[rank] in away]
+        with self._beating:
+            now = time.monotonic()
+            if now < self._beaten + every_s:
+                return
+            self._beaten, self._sign[0] = now, waited_s
+            for other in self.ids:
+                if other != self._world.rank:
+                    with contextlib.suppress(self._mpi.Exception):
+                        self._exchange_signs(other, now)
+
+    def _exchange_signs(self, other: int, now: float) -> None:
+        self._roll.Isend(self._sign, other).Free()
+        sign = np.empty(1)
+        while self._roll.Iprobe(other):
+            self._roll.Recv(sign, other)
+            self._heard[other] = (now, float(sign[0]))
+
+    def heard(self) -> list[tuple[float, float]]:
+        """Of each rank: seconds since its last sign of life was heard, and for how long it had waited then."""
+        return [(time.monotonic() - at, waited_s) for at, waited_s in (self._heard[i] for i in self.ids)]
 
     def gather_all(self, values: list[float]) -> np.ndarray:
         """Return everybody's `values` as (size, k) float64. Raises RankFailed."""
@@ -225,7 +236,8 @@ class Mpi:
             return bool(self.gather_all([float(ok)]).all())
         while True:
             try:
-                return bool(self._comm.Agree(int(ok)))
+                with self._waiting("agree"):
+                    return bool(self._comm.Agree(int(ok)))
             except self._mpi.Exception as error:
                 if error.Get_error_class() not in self._lost:
                     raise RuntimeError(f"agree: {error} on {label(self)}") from error
@@ -285,8 +297,8 @@ def _import_mpi(variable: str, expected: int) -> Any:
 
 def _check_launcher(variable: str, expected: int, size: int) -> None:
     if size != expected:
-        raise StartError(f"start: the launcher says {variable}={expected}, MPI says {size} "
-                         f"rank{'s' * (size != 1)}: mpi4py was built for another MPI than this mpirun's, or the "
+        raise StartError(f"start: the launcher says {variable}={expected}, MPI says "
+                         f"{plural(size, 'rank')}: mpi4py was built for another MPI than this mpirun's, or the "
                          f"command was not started by it; use the mpirun of the MPI of mpi4py, or unset {variable}")
 
 

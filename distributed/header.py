@@ -7,6 +7,7 @@ from typing import Any
 
 from ..engine.report import Report
 from .opening import Setup
+from .ranks import plural
 
 FORMS = {"mean": "the mean over the samples of the mini-batch of all ranks",
          "sum": "the sum over the samples of the mini-batch of all ranks (Oyama et al. 2016, eq. 1)"}
@@ -20,7 +21,7 @@ def say(report: Report, setup: Setup, folder: Path) -> None:
     report.header(setup.sessions[0], FORMS[setup.config.gradient_form], folder)
     where = setup.place
     threads = f", {where.threads} thread{'s' * (where.threads != 1)} each" if where.threads else ""
-    report.line(f"{'ranks':<8} {counted(setup)} on {_count(len(set(setup.comm.hosts)), 'host')}; here "
+    report.line(f"{'ranks':<8} {counted(setup)} on {plural(len(set(setup.comm.hosts)), 'host')}; here "
                 f"{', '.join(where.names)}{threads} ({setup.cores:g} core{'s' * (setup.cores != 1)} for this rank)")
     if setup.comm.size > 1 or setup.transport.name != "host":
         report.line(f"{'sums':<8} {SUMS[setup.transport.name]}")
@@ -44,11 +45,7 @@ def counted(setup: Setup) -> str:
     counts = list(setup.layout.workers.values())
     if len(set(counts)) > 1:
         return f"{len(counts)} ranks with {sum(counts)} workers"
-    return f"{_count(len(counts), 'rank')} with {_count(counts[0], 'worker')}{' each' * (len(counts) > 1)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{plural(len(counts), 'rank')} with {plural(counts[0], 'worker')}{' each' * (len(counts) > 1)}"
 
 
 def facts(setup: Setup) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from typing import NoReturn
 
-from .ranks import AgreedError, Comm, StartError, label
+from .ranks import AgreedError, Comm, Stalled, StartError, label
 
 # The first of these that is set says how many processes the launcher believes that it has started.
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
@@ -54,11 +54,16 @@ def guard(comm: Comm | None = None) -> Iterator[None]:
             if comm.rank and isinstance(error, AgreedError):
                 raise SystemExit(comm.exit_code) from None  # rank 0 prints the line
             raise
-        _report(comm, error)
-        time.sleep(FORWARD_S)
-        from .comm import abort_world
+        end_job(comm, error)
 
-        abort_world(1)
+
+def end_job(comm: Comm | None, error: BaseException) -> NoReturn:
+    """Say what failed, and end all ranks."""
+    from .comm import abort_world
+
+    _report(comm, error)
+    time.sleep(FORWARD_S)
+    abort_world(1)
 
 
 def leave(code: int) -> NoReturn:
@@ -78,6 +83,9 @@ def leave(code: int) -> NoReturn:
 def _report(comm: Comm | None, error: BaseException) -> None:
     """Print what failed, once: a worker's error has been told by its own thread, before the others' messages."""
     if getattr(error, "told", False):
+        return
+    if isinstance(error, Stalled):
+        print(f"sprint: {error}", file=sys.stderr, flush=True)
         return
     rank = next((os.environ[name] for name in RANKS if name in os.environ), "?")
     who = label(comm) if comm else f"rank {rank} (host {socket.gethostname()})"

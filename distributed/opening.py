@@ -26,6 +26,7 @@ from .buffers import TAIL
 from .layout import Layout, Place, own_cores, place
 from .options import Options
 from .probe import check_transport
+from .pulse import RANKS
 from .ranks import Comm, StartError
 from .together import text_of_first, together
 from .transport import HostTransport, Transport, by_mpi, by_nccl, rehearse
@@ -104,7 +105,8 @@ def _transport(comm: Comm, config: TrainConfig, where: Place, n: int) -> Transpo
     if config.nccl:
         identity = text_of_first(comm, together(comm, lambda: "" if comm.rank else nccl.new_identity()))
     try:
-        transport = by_nccl(comm, device, n, identity) if config.nccl else by_mpi(comm, device, n)
+        with comm.pulse.within("join NCCL", RANKS if config.nccl else ""):
+            transport = by_nccl(comm, device, n, identity) if config.nccl else by_mpi(comm, device, n)
     except RuntimeError as error:  # others may wait for this rank: it ends them
         raise StartError(str(error)) from error
     together(comm, rehearse(comm, transport, n))

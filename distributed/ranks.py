@@ -9,6 +9,8 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from .pulse import Pulse
+
 
 class RankFailed(RuntimeError):
     """A rank of this job has died, or another rank said so first: shrink, or stop."""
@@ -22,6 +24,10 @@ class StartError(RuntimeError):
     """This rank cannot take part in the job; the message is the whole story."""
 
 
+class Stalled(RuntimeError):
+    """This rank, or one that it waits for, does not get on; the message is the whole story, with names."""
+
+
 class Comm(Protocol):
     """The ranks of one job. `ids` are the ranks at the start: names that stay when the job shrinks."""
 
@@ -32,6 +38,7 @@ class Comm(Protocol):
     ids: list[int]
     hosts: list[str]
     can_shrink: bool
+    pulse: Pulse  # of the main thread
     exit_code: int  # of this process, as guard() knows it
     ended: bool  # all ranks have agreed on the end: an error is no reason for an abort any more
 
@@ -39,8 +46,8 @@ class Comm(Protocol):
     def ordered_allreduce(self, send: np.ndarray, recv: np.ndarray) -> None: ...
     def device_allreduce(self, send: Any, recv: Any) -> None: ...
     def meet(self, values: np.ndarray) -> None: ...
-    def here(self, call: int) -> None: ...
-    def absent(self, call: int) -> list[str]: ...
+    def beat(self, every_s: float, waited_s: float) -> None: ...
+    def heard(self) -> list[tuple[float, float]]: ...
     def gather_all(self, values: list[float]) -> np.ndarray: ...
     def first(self, count: int) -> Comm | None: ...
     def broadcast(self, array: np.ndarray, root: int) -> None: ...
@@ -53,6 +60,11 @@ def label(comm: Comm, rank: int | None = None) -> str:
     """Name a rank in a message: "rank 1 (host node7)", by its number at the start."""
     rank = comm.rank if rank is None else rank
     return f"rank {comm.ids[rank]} (host {comm.hosts[rank]})"
+
+
+def plural(number: int, noun: str) -> str:
+    """Count in a message: "1 rank", "2 ranks"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def slice_of(n: int, index: int, count: int) -> slice:
@@ -78,7 +90,7 @@ class Single:
     def __init__(self) -> None:
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
         self.ids, self.hosts = [0], [socket.gethostname()]
-        self.ended, self.exit_code = False, 0
+        self.ended, self.exit_code, self.pulse = False, 0, Pulse("main")
 
     def allreduce(self, send: np.ndarray, recv: np.ndarray) -> None:
         """Copy `send` to `recv`, both (n,) float32: the sum over one rank."""
@@ -93,12 +105,12 @@ class Single:
     def meet(self, values: np.ndarray) -> None:
         """Leave `values` as they are: nobody to wait for."""
 
-    def here(self, call: int) -> None:
+    def beat(self, every_s: float, waited_s: float) -> None:
         """Tell nobody."""
 
-    def absent(self, call: int) -> list[str]:
-        """Return no names."""
-        return []
+    def heard(self) -> list[tuple[float, float]]:
+        """Hear this rank only."""
+        return [(0.0, 0.0)]
 
     def gather_all(self, values: list[float]) -> np.ndarray:
         """Return `values` as (1, k) float64."""

@@ -20,6 +20,7 @@ from ..engine.worker import Worker
 from .checkpoints import places, progress_of
 from .layout import Layout
 from .opening import rules
+from .ranks import plural
 from .record import Replay
 from .shares import open_worker, resume_worker
 
@@ -129,4 +130,5 @@ def replay(folder: Path) -> Iterator[str]:
     if wrong or not compared:
         raise RuntimeError(f"replay: expected weights equal to those of the run's checkpoints, got {wrong} of "
                            f"{compared} that differ")
-    yield f"done     {rerun.replay.last - first} updates repeated, {compared} checkpoints equal"
+    yield (f"done     {plural(rerun.replay.last - first, 'update')} repeated, "
+           f"{plural(compared, 'checkpoint')} equal")

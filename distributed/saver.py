@@ -15,6 +15,7 @@ from .update import Updater
 
 SAVER_S = 60
 
+Version = tuple[np.ndarray, np.ndarray, int, dict[str, Any]]  # weights, momentum, version, state
 Save = Callable[[np.ndarray, np.ndarray, int, dict[str, Any]], None]
 
 
@@ -23,7 +24,7 @@ class Saver:
 
     def __init__(self, comm: Comm, updater: Updater, save: Save | None) -> None:
         self._comm, self._updater, self._save = comm, updater, save
-        self._kept: tuple[np.ndarray, np.ndarray, int, dict[str, Any]] | None = None
+        self._kept: Version | None = None
         self._child = 0  # process that saves for this one
         self._rescued = -1  # version that the last rescue saved
 
@@ -35,15 +36,19 @@ class Saver:
     def save_kept(self) -> None:
         """Save what keep() has copied, if it has."""
         kept, self._kept = self._kept, None
-        if kept and self._save:
-            self._await_child()
-            self._save(*kept)
+        if kept:
+            self._write(kept)
 
     def save(self) -> None:
         """Save the last published version."""
         if self._save:
+            self._write(self._take())
+
+    def _write(self, version: Version) -> None:
+        assert self._save
+        with self._comm.pulse.within("save"):
             self._await_child()
-            self._save(*self._take())
+            self._save(*version)
 
     def rescue(self) -> None:
         """Save the last published version, if that is not done."""
@@ -78,7 +83,7 @@ class Saver:
             os.waitpid(self._child, 0)
             self._child = 0
 
-    def _take(self) -> tuple[np.ndarray, np.ndarray, int, dict[str, Any]]:
+    def _take(self) -> Version:
         weights, momentum, progress, states = self._updater.snapshot()
         state = {"rank": self._comm.ids[self._comm.rank], "progress": asdict(progress), "workers": states}
         return weights, momentum, progress.version, state

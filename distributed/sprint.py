@@ -21,13 +21,14 @@ from .buffers import GradientBuffer, VersionedWeights
 from .gate import Gate
 from .options import Options
 from .progress import Progress
+from .pulse import LOCAL, RANKS, Pulse
 from .ranks import AgreedError, Comm, agree_signature, label
 from .record import Record
 from .saver import Save, Saver
 from .telemetry import Telemetry
 from .transport import Transport
 from .update import Updater
-from .watch import LOCAL, RANKS, DrilledWorker, Drills, Fault, Pulse, Watch, signals
+from .watch import DrilledWorker, Drills, Fault, Watch, signals
 from .worker import GradientWorker
 from .worker_loop import WorkerLoop
 
@@ -53,7 +54,7 @@ class Sprint:
     def __init__(self, comm: Comm, workers: Sequence[GradientWorker], weights: np.ndarray, options: Options, *,
                  config_hash: str, momentum: np.ndarray | None = None, progress: Progress | None = None,
                  save: Save | None = None, record: Path | None = None, faults: Sequence[Fault] = (),
-                 transport: Transport | None = None) -> None:
+                 transport: Transport | None = None, watch: Watch | None = None) -> None:
         """Prepare; nothing starts and nothing is sent.
 
         weights, momentum: (n_params,) float32, copied. progress: where an earlier run stopped.
@@ -62,6 +63,7 @@ class Sprint:
         fails (after a signal to one of several ranks in a forked child, so it must only write files).
         `state` has this rank's worker states, as of the last gradient in that version.
         record: folder of the log that Replay reads. transport: of the sums over the ranks; None: the host's.
+        watch: of the whole run; None: one for the segments only.
         """
         start = progress or Progress()
         self.comm, self.options = comm, options
@@ -71,7 +73,7 @@ class Sprint:
         self._workers = [self._drilled(worker, t) for t, worker in enumerate(workers)]
         self._buffers = [GradientBuffer(weights.size, start.version) for _ in workers]
         self._gate = Gate([b.filled for b in self._buffers], options.bound, options.min_gradients)
-        self._watch = Watch(comm, options.stall_s)
+        self._watch = watch or Watch(comm, options.stall_s)
         self._config_hash, self._keep_states = config_hash, save is not None
         self._record = None if record is None else Record(record, comm.ids[comm.rank], comm.ids, start.version)
         self._updater = Updater(comm, self.weights, self._buffers, options, self.telemetry, start, self._record,
@@ -210,10 +212,10 @@ class Sprint:
         """Wait for the end of the segment, return the progress of the job; `tick` is called meanwhile and at the end.
 
         Raises what a thread raised; AgreedError when another rank failed or the run diverged; Interrupted
-        after SIGINT or SIGTERM; RuntimeError naming what is stalled. A checkpoint is saved before.
+        after SIGINT or SIGTERM; Stalled naming what is stalled. A checkpoint is saved before.
         """
         try:
-            with signals(self.stop):
+            with signals(self.stop), self.comm.pulse.within("train", LOCAL):
                 while any(thread.is_alive() for thread in self._threads):
                     self._look_round()
                     if tick:

@@ -5,6 +5,7 @@ open -> [segment: loops run -> checkpoint -> score -> record] for every epoch ->
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..engine import trainer
+from ..engine.config import TrainConfig
 from ..engine.errors import UsageError
 from ..engine.evaluate import Score
 from ..engine.observer import Observer
@@ -28,12 +32,12 @@ from .journal import Journal
 from .launch import guard, launched
 from .measures import Measures
 from .opening import Setup, next_goal, open_setup, resolve, rules
-from .ranks import Comm, agree_signature
+from .ranks import Comm, RankFailed, agree_signature
 from .scoring import Scorer
 from .shares import open_worker, resume_worker
 from .sprint import Interrupted, Sprint
 from .together import settled, text_of_first, together
-from .watch import signals
+from .watch import Watch, signals
 
 RECORD, TRACE = "record", "trace.json"
 
@@ -49,18 +53,22 @@ def train(options: dict[str, Any], given: set[str], observe: Callable[[int, Say]
     """
     with guard():
         comm = open_comm()
-    with guard(comm):
-        summary = _train(comm, options, given, observe, scoring)
+    with guard(comm), Watch(comm, TrainConfig.stall) as watch:
+        summary = _train(watch, comm, options, given, observe, scoring)
+        with contextlib.suppress(RankFailed):  # who is ready first waits here, where the watch looks
+            comm.meet(np.zeros(1))
         comm.ended = True
     comm.close()
     return summary
 
 
-def _train(comm: Comm, options: dict[str, Any], given: set[str], observe: Callable[[int, Say], Observer],
+def _train(watch: Watch, comm: Comm, options: dict[str, Any], given: set[str],
+           observe: Callable[[int, Say], Observer],
            scoring: Callable[[str], Callable[[Path], None]]) -> dict[str, Any] | signal.Signals:
     report = Report(quiet=comm.rank > 0, plain=launched() is not None)  # mpirun gives all its ranks a terminal
     config, resumed = together(comm, lambda: resolve(options, given, report))
     agree_signature(comm, config.hash(), 0, resumed[1].step if resumed else 0)
+    watch.limit_s = config.stall
     if config.algorithm == "local":
         together(comm, lambda: _alone(comm))
         observer = observe(config.profile, report.line) if config.profile else None
@@ -68,7 +76,7 @@ def _train(comm: Comm, options: dict[str, Any], given: set[str], observe: Callab
     machine = config.machine
     score_prediction = together(comm, lambda: scoring(machine) if machine else None)
     observers = [observe(config.profile, report.line) for _ in range(config.devices)] if config.profile else []
-    training = Training(open_setup(comm, config, resumed, observers), report, observers)
+    training = Training(open_setup(comm, config, resumed, observers), report, observers, watch)
     try:
         summary = training.run()
     finally:
@@ -87,9 +95,9 @@ def _alone(comm: Comm) -> None:
 class Training:
     """One rank's part of a run. Everything but its workers is the same on all ranks; rank 0 writes the run folder."""
 
-    def __init__(self, setup: Setup, report: Report, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, setup: Setup, report: Report, observers: Sequence[Observer], watch: Watch) -> None:
         self.setup, self.comm, self.config, self.report = setup, setup.comm, setup.config, report
-        self.observers = observers
+        self.observers, self.watch = observers, watch
         self.options = rules(self.config, setup.layout.minibatch, setup.images)
         self.folder = RunFolder(Path(text_of_first(self.comm, together(self.comm, self._open_folder))))
         header.say(report, setup, self.folder.path)
@@ -128,7 +136,7 @@ class Training:
                     config_hash=config.hash(), momentum=saved.optimizer["momentum"] if saved else None,
                     progress=progress_of(saved), save=self.saver,
                     record=record if config.deterministic else None, faults=setup.faults,
-                    transport=setup.transport)
+                    transport=setup.transport, watch=self.watch)
 
     def _open_workers(self) -> list[Worker]:
         setup, rank = self.setup, self.comm.ids[self.comm.rank]
@@ -144,6 +152,7 @@ class Training:
     def run(self) -> dict[str, Any]:
         """batches -> gradients -> allreduce -> weights, epoch by epoch; returns the summary."""
         began = time.perf_counter()
+        self.comm.pulse.enter("run", self.job.progress.version)
         together(self.comm, self._write_config)
         score = None
         if self.over:
@@ -191,6 +200,7 @@ class Training:
         self.saver.asked = False
 
     def _scored(self) -> Score:
+        self.comm.pulse.enter("score", self.job.progress.version)
         weights, _, _ = self.job.weights.snapshot()
         at_most = self.job.progress.samples if self.config.data == "synthetic" else None
         (score, number), self.measures = settled(self.job, lambda: (
@@ -199,6 +209,7 @@ class Training:
             self.comm.ended = True
             name = signal.Signals(number).name
             raise Interrupted(f"stopped at version {self.job.progress.version}: {name}", number)
+        self.comm.pulse.enter("record", self.job.progress.version)
         if not self.over:
             self.journal.segment(self.job.progress, score, self.measures, self.title)
         return score

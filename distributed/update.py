@@ -15,12 +15,12 @@ from . import progress as agreed
 from .buffers import TAIL, Deposit, GradientBuffer, VersionedWeights
 from .options import Options
 from .progress import Progress
+from .pulse import RANKS, Pulse
 from .ranks import AgreedError, Comm, RankFailed, label, slice_of
 from .record import Record
 from .recovery import Recovery, recover
 from .telemetry import Telemetry
 from .transport import HostTransport, Transport
-from .watch import RANKS, Pulse
 
 
 class Updater:
@@ -156,8 +156,9 @@ class Updater:
         if self._record:
             self._record.group(self.comm.ids, result.first)
         if self.comm.rank == 0:
-            print(f"sprint: {', '.join(result.dead)} died; {self.comm.size} ranks go on with update "
-                  f"{result.first}", file=sys.stderr, flush=True)
+            living = f"{self.comm.size} ranks go" if self.comm.size > 1 else "1 rank goes"
+            print(f"sprint: {', '.join(result.dead)} died; {living} on with update {result.first}", file=sys.stderr,
+                  flush=True)
         return result.adopted
 
     def _publish(self) -> list[Deposit]:

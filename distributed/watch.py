@@ -14,65 +14,110 @@ from typing import Any
 
 import numpy as np
 
-from .ranks import Comm, label
+from .launch import end_job
+from .pulse import LOCAL, RANKS, Pulse
+from .ranks import Comm, Stalled, label
 from .worker import GradientWorker
 
-LOCAL, RANKS = "local", "ranks"
 KINDS = ("kill-rank", "delay-rank", "nan-grad", "raise-worker")
-
-
-class Pulse:
-    """What one thread does and since when: written by that thread, read by the watch."""
-
-    def __init__(self, thread: str) -> None:
-        self.thread = thread
-        self._now = ("start", 0, LOCAL, time.monotonic())
-
-    def enter(self, operation: str, update: int, waits_for: str = "") -> None:
-        """Say what begins now, for which update, and whether it only waits: for LOCAL threads or other RANKS."""
-        self._now = (operation, update, waits_for, time.monotonic())
-
-    def read(self) -> tuple[str, int, str, float]:
-        """Return operation, update, what it waits for, and for how many seconds it has lasted."""
-        operation, update, waits_for, since = self._now
-        return operation, update, waits_for, time.monotonic() - since
+BEATS = 8  # signs of life within the limit
+AFTER_S = 5.0  # how long a rank may take to save and to end the job before another one does it
+JOIN_S = 5.0
 
 
 class Watch:
-    """The watchdog of one rank: says who and what is late when nothing moves."""
+    """The watchdog of one rank: says who and what is late when nothing moves.
+
+    Ranks tell each other that they live. In a segment of the loops, Sprint.join() calls check(). Between segments the
+    main thread may be deep in MPI or a file: `with watch:` has a thread of its own, which ends the job.
+    """
 
     def __init__(self, comm: Comm, limit_s: float) -> None:
-        self._comm, self._limit_s = comm, limit_s
-        self._said_here = -1
+        self._comm, self.limit_s = comm, limit_s
         self.pulses: list[Pulse] = []
+        self._used_s, self._used_at = 0.0, time.monotonic()  # processor time, and when there was more of it
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def pulse(self, thread: str) -> Pulse:
         """Return the pulse of a new thread."""
         self.pulses.append(Pulse(thread))
         return self.pulses[-1]
 
-    def check(self) -> None:
-        """Raise RuntimeError naming rank, host, thread and operation of what is stalled.
+    def __enter__(self) -> Watch:
+        """Look at the main thread from now on, if others may wait for it."""
+        if self._comm.size > 1:
+            self._comm.pulse.enter("open", 0)
+            self._thread.start()
+        return self
 
-        A rank that only waits for others says so at half the limit and calls the roll a little after it, when
-        a rank that still can has named itself.
-        """
-        if not self._limit_s:
+    def __exit__(self, *_exception: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        while not self._over.wait(min(1.0, self.limit_s / 50) or 1.0):
+            try:
+                self.check_main()
+            except Stalled as error:
+                end_job(self._comm, error)
+
+    def check(self) -> None:
+        """Raise Stalled naming rank, host, thread and operation of what is stalled in a segment."""
+        if not self.limit_s:
             return
+        self._beat()
         for pulse in self.pulses:
-            operation, update, waits_for, age = pulse.read()
-            what = f"thread {pulse.thread}: {operation}, update {update}, for {age:.1f} s (limit {self._limit_s:g} s)"
-            if not waits_for and age > self._limit_s:
-                raise RuntimeError(f"stalled: {label(self._comm)}: {what}")
-            if waits_for == RANKS and age > self._limit_s / 2 and self._said_here != update:
-                self._said_here = update
-                self._comm.here(update)
-            if waits_for == RANKS and age > 1.1 * self._limit_s:
-                absent = ", ".join(self._comm.absent(update)) or "nobody"
-                raise RuntimeError(f"stalled: {absent} does not answer the roll call of {label(self._comm)}: {what}")
-        if self.pulses and all(p.read()[2] == LOCAL and p.read()[3] > 2 * self._limit_s for p in self.pulses):
-            raise RuntimeError(f"stalled: {label(self._comm)}: all threads wait for each other: "
-                               f"{', '.join(f'{p.thread}: {p.read()[0]}' for p in self.pulses)}")
+            _, _, waits_for, age_s = pulse.read()
+            if not waits_for and age_s > self.limit_s:
+                raise self._stalled(pulse)
+            if waits_for == RANKS:
+                self._check_others(pulse)
+        if self.pulses and all(p.read()[2] == LOCAL and p.read()[3] > 2 * self.limit_s for p in self.pulses):
+            raise Stalled(f"stalled: {label(self._comm)}: all threads wait for each other: "
+                          f"{', '.join(f'{p.thread}: {p.read()[0]}' for p in self.pulses)}")
+
+    def check_main(self) -> None:
+        """Raise Stalled for the main thread; one that works is waited for, however long it takes."""
+        if not self.limit_s:
+            return
+        self._beat()
+        _, _, waits_for, age_s = self._comm.pulse.read()
+        if waits_for == RANKS:
+            self._check_others(self._comm.pulse)
+        elif not waits_for and min(age_s, self._idle_s()) > self.limit_s:
+            raise self._stalled(self._comm.pulse)
+
+    def _idle_s(self) -> float:
+        """For how long neither this process, but for the calling thread, nor compilers that it ran have computed."""
+        ended = os.times()
+        used_s = time.process_time() - time.thread_time() + ended.children_user + ended.children_system
+        if used_s > self._used_s + 1e-3 * self.limit_s:
+            self._used_s, self._used_at = used_s, time.monotonic()
+        return time.monotonic() - self._used_at
+
+    def _beat(self) -> None:
+        reads = [pulse.read() for pulse in (self._comm.pulse, *self.pulses)]
+        self._comm.beat(self.limit_s / BEATS, max((age for _, _, what, age in reads if what == RANKS), default=0.0))
+
+    def _check_others(self, pulse: Pulse) -> None:
+        """The first of the ranks that wait speaks at 1.1 times the limit, the others only if it does not."""
+        quiet, limit_s, own = self._comm.heard(), self.limit_s, self._comm.rank
+        silent = [rank for rank, (silent_s, _) in enumerate(quiet) if silent_s > limit_s and rank != own]
+        waiting = [rank for rank, (_, waited_s) in enumerate(quiet) if rank == own or waited_s > limit_s / 2]
+        first = next(rank for rank in waiting if rank not in silent)
+        if pulse.read()[3] < 1.1 * limit_s + (0.0 if own == first else max(0.4 * limit_s, AFTER_S)):
+            return
+        if silent:
+            raise self._stalled(pulse, f"{', '.join(label(self._comm, r) for r in silent)} gives no sign of life to ")
+        if all(waited_s > limit_s for rank, (_, waited_s) in enumerate(quiet) if rank != own):
+            raise self._stalled(pulse, "all ranks wait for each other, as ")
+
+    def _stalled(self, pulse: Pulse, cause: str = "") -> Stalled:
+        operation, update, _, age_s = pulse.read()
+        return Stalled(f"stalled: {cause}{label(self._comm)}: thread {pulse.thread}: {operation}, update {update}, "
+                       f"for {age_s:.1f} s (limit {self.limit_s:g} s)")
 
 
 @contextmanager

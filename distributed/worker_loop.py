@@ -5,8 +5,8 @@ from __future__ import annotations
 from .buffers import Deposit, GradientBuffer, VersionedWeights
 from .gate import Gate
 from .options import Options
+from .pulse import LOCAL, Pulse
 from .telemetry import Clock
-from .watch import LOCAL, Pulse
 from .worker import GradientWorker
 
 

@@ -105,7 +105,7 @@ def test_the_last_rank_goes_on_alone(mpirun, tmp_path):
     done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 900, "--delay", 0.002, "--inject",
                   "kill-rank=0@update=30", ft=True)
     assert done.code == 0, done.err
-    assert "1 ranks go on with update 30" in done.err and drill.check_count(tmp_path, [1], 1) == ""
+    assert "died; 1 rank goes on with update 30" in done.err and drill.check_count(tmp_path, [1], 1) == ""
 
 
 def test_a_death_between_segments_is_survived(mpirun, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import descendants, find_mpirun, run_job
+from launch import PROGRAMS, descendants, find_mpirun, run_job
 from sprint.engine import checkpoint
 from sprint.engine.runs import RunFolder
 
@@ -125,7 +125,7 @@ def test_under_ulfm_the_death_of_a_rank_is_survived_and_said(job, tmp_path, vict
                    "--inject", f"kill-rank={victim}@update=6"], ft=True)
     assert done.code == 0, done.err
     if done.err:  # mpirun may lose what a survivor wrote while it cleans up after the dead; the folder tells anyway
-        assert f"rank {victim} (host " in done.err and "died; 1 ranks go on with update 6" in done.err
+        assert f"rank {victim} (host " in done.err and "died; 1 rank goes on with update 6" in done.err
     ended = summary(tmp_path / "r")
     assert (ended["ranks"], ended["ranks_at_start"], ended["workers"]) == (1, 2, 1) and ended["samples"] >= 7 * 97
     steps = [r["step"] for r in RunFolder(tmp_path / "r").metrics()]
@@ -173,7 +173,58 @@ def test_a_late_rank_only_delays(job, tmp_path):
 
 def test_a_stall_is_named(job, tmp_path):
     done = job(2, [*ENDLESS, "--out", tmp_path / "r", "--stall", "2", "--inject", "delay-rank=1@update=5,seconds=60"])
-    assert done.code != 0 and "stalled: rank 1 (host " in done.err and ended_in_time(done, tmp_path)
+    assert done.code == 1 and ended_in_time(done, tmp_path)
+    assert re.match(r"sprint: stalled: rank 1 \(host \S+\): thread update: collect gradients, update 5, for 2\.\d s "
+                    r"\(limit 2 s\)$", only_line(done))
+    assert last(tmp_path / "r").step == 4
+
+
+def only_line(done):
+    """What the ranks say, in one line and no traceback."""
+    lines = [line for line in done.err.splitlines() if line.startswith("sprint: ")]
+    assert len(lines) == 1 and "Traceback" not in done.err, done.err
+    return lines[0]
+
+
+@pytest.fixture
+def stuck(tmp_path):
+    """stuck(place, rank, way, stall_s) -> Finished: two ranks, one of which does not get on at that place."""
+    if find_mpirun() is None:
+        pytest.skip("mpirun is not installed")
+
+    def run(place, rank, way, stall_s, *, ranks=2, ft=False, seconds=60):
+        command = [find_mpirun(), *(["--with-ft", "ulfm"] if ft else []), "--oversubscribe", "-n", ranks,
+                   sys.executable, PROGRAMS / "stuck.py", place, rank, way, seconds, *SMALL, "--algorithm", "sprint",
+                   "--subbatch", "4", "--epochs", "2", "--stall", stall_s, "--out", tmp_path / "r"]
+        done = run_job(list(map(str, command)), tmp_path, 40.0)
+        assert not done.timed_out, f"job hung for {done.seconds:.1f} s:\n{done.out}\n{done.err}"
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize("place, rank, ranks, ft, doing", [
+    ("open", 1, 2, False, "open: meet"), ("score", 1, 3, False, "score: gather_all"), ("score", 0, 2, True, "score: "),
+    ("end", 0, 2, False, "record: meet")])
+def test_a_rank_that_is_stopped_while_the_main_threads_call_mpi_is_named(stuck, place, rank, ranks, ft, doing):
+    """At the start, while the test images are scored, and while rank 0 writes the summary."""
+    done = stuck(place, rank, "stop", 2, ranks=ranks, ft=ft)
+    who = 1 if rank == 0 else 0  # the first of those that wait
+    found = re.match(rf"sprint: stalled: rank {rank} \(host \S+\) gives no sign of life to rank {who} \(host \S+\): "
+                     rf"thread main: {doing}.*, update \d+, for (\d\.\d) s \(limit 2 s\)$", only_line(done))
+    assert done.code == 1 and found and 2.2 <= float(found[1]) <= 3.6, done.err
+
+
+def test_a_rank_that_waits_for_its_disk_says_so(stuck):
+    done = stuck("save", 1, "sleep", 2)
+    assert done.code == 1 and re.match(
+        r"sprint: stalled: rank 1 \(host \S+\): thread main: run: save, update \d+, for 2\.\d s \(limit 2 s\)$",
+        only_line(done))
+
+
+def test_a_rank_that_computes_for_long_is_waited_for(stuck, tmp_path):
+    done = stuck("score", 1, "work", 1.5, seconds=4)
+    assert done.code == 0 and done.err == "" and summary(tmp_path / "r")["seconds"] > 8
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from analytic import Counting
-from sprint.distributed.ranks import Single
-from sprint.distributed.watch import LOCAL, RANKS, DrilledWorker, Drills, Fault, Watch, parse_fault
+from sprint.distributed.pulse import LOCAL, RANKS, Pulse
+from sprint.distributed.ranks import Single, Stalled
+from sprint.distributed.watch import DrilledWorker, Drills, Fault, Watch, parse_fault
 
 
 @pytest.mark.parametrize("text, fault", [
@@ -71,32 +72,99 @@ def test_watch_names_who_is_late_and_not_who_waits():
     Watch(Single(), 0.0).check()
 
 
-def test_who_waits_for_other_ranks_says_so_first_and_then_calls_the_roll(monkeypatch):
-    class Four(Single):
-        said = ()
+class Four(Single):
+    """Rank `own` of four; `quiet` is what it hears: seconds since a sign of life, seconds waited at that moment."""
 
-        def here(self, call):
-            self.said += (call,)
+    def __init__(self, own, quiet):
+        super().__init__()
+        self.rank, self.size, self.ids, self.hosts = own, 4, [0, 1, 2, 3], ["n6", "n7", "n8", "n9"]
+        self.quiet, self.said = quiet, []
 
-        def absent(self, call):
-            return ["rank 3 (host n9)"]
+    def beat(self, every_s, waited_s):
+        self.said.append((every_s, waited_s))
 
-    now = [100.0]
-    monkeypatch.setattr("sprint.distributed.watch.time", SimpleNamespace(monotonic=lambda: now[0]))
-    comm = Four()
-    watch = Watch(comm, 0.2)
-    pulse = watch.pulse("update")
-    pulse.enter("allreduce", 8, RANKS)
+    def heard(self):
+        return self.quiet
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets: now[0], and processor time: used[0]."""
+    times = SimpleNamespace(now=100.0, used=3.0)
+    fake = SimpleNamespace(monotonic=lambda: times.now, process_time=lambda: times.used, thread_time=lambda: 0.0)
+    monkeypatch.setattr("sprint.distributed.pulse.time", fake)
+    monkeypatch.setattr("sprint.distributed.watch.time", fake)
+    return times
+
+
+WORKS, WAITS, SILENT = (1.0, 0.0), (1.0, 9.0), (11.0, 0.0)
+
+
+@pytest.mark.parametrize("own, patience_s", [(1, 11), (2, 16)])
+def test_who_waits_for_a_silent_rank_names_it_the_first_of_them_first(clock, own, patience_s):
+    comm = Four(own, [WORKS, WAITS, WAITS, SILENT])
+    watch = Watch(comm, 10.0)
+    watch.pulse("update").enter("allreduce", 8, RANKS)
+    clock.now += patience_s - 0.1
     watch.check()
-    assert comm.said == ()
-    now[0] += 0.12
-    watch.check()
-    watch.check()
-    assert comm.said == (8,)
-    now[0] += 0.12
-    with pytest.raises(RuntimeError, match=r"stalled: rank 3 \(host n9\) does not answer the roll call of rank 0 .*"
-                                           r"thread update: allreduce, update 8"):
+    assert comm.said == [(1.25, pytest.approx(patience_s - 0.1))]
+    clock.now += 0.2
+    with pytest.raises(Stalled, match=rf"^stalled: rank 3 \(host n9\) gives no sign of life to rank {own} \(host .*\): "
+                                      rf"thread update: allreduce, update 8, for {patience_s}.1 s \(limit 10 s\)$"):
         watch.check()
+
+
+def test_the_second_rank_speaks_where_the_first_is_silent(clock):
+    watch = Watch(Four(1, [SILENT, WAITS, WAITS, WAITS]), 10.0)
+    watch.pulse("update").enter("allreduce", 8, RANKS)
+    clock.now += 11.1
+    with pytest.raises(Stalled, match=r"rank 0 \(host n6\) gives no sign of life to rank 1"):
+        watch.check()
+
+
+def test_ranks_that_live_are_waited_for_unless_all_wait_for_each_other(clock):
+    comm = Four(0, [(0.0, 0.0), (1.0, 12.0), (1.0, 3.0), (1.0, 12.0)])
+    watch = Watch(comm, 10.0)
+    with comm.pulse.within("score", RANKS):
+        clock.now += 500
+        watch.check_main()
+        comm.quiet[2] = (1.0, 12.0)
+        with pytest.raises(Stalled, match=r"stalled: all ranks wait for each other, as rank 0 .*: thread main: start: "
+                                          r"score, update 0, for 500.0 s"):
+            watch.check_main()
+
+
+def test_a_main_thread_is_stalled_if_it_neither_waits_nor_computes(clock):
+    comm = Four(2, [WORKS] * 4)
+    watch = Watch(comm, 10.0)
+    comm.pulse.enter("score", 7)
+    for _ in range(9):
+        clock.now, clock.used = clock.now + 9, clock.used + 0.1
+        watch.check_main()
+    clock.now += 9
+    watch.check_main()
+    clock.now += 2
+    with pytest.raises(Stalled, match=r"^stalled: rank 2 \(host n8\): thread main: score, update 7, for 92.0 s "
+                                      r"\(limit 10 s\)$"):
+        watch.check_main()
+    with comm.pulse.within("train", LOCAL):
+        watch.check_main()
+    comm.pulse.enter("record", 7)
+    watch.check_main()
+    watch.limit_s = 0.0
+    clock.now += 1000
+    watch.check_main()
+
+
+def test_a_part_of_an_operation_begins_anew_after_it(clock):
+    pulse = Pulse("main")
+    pulse.enter("score", 4)
+    clock.now += 5
+    with pytest.raises(OSError), pulse.within("gather_all", RANKS):
+        clock.now += 1
+        assert pulse.read() == ("score: gather_all", 4, RANKS, 1.0)
+        raise OSError
+    assert pulse.read() == ("score", 4, "", 0.0)
 
 
 def test_threads_that_all_wait_for_each_other_are_a_stall():

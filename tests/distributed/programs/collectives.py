@@ -1,6 +1,7 @@
 """Every collective of comm.py on three ranks, against NumPy."""
 
 import sys
+import time
 
 import numpy as np
 from sprint.distributed.comm import open_comm
@@ -25,10 +26,12 @@ flat = np.full(5, comm.rank, np.float32)
 comm.broadcast(flat, 2)
 assert flat.tolist() == [2.0] * 5
 comm.meet(np.zeros(1))
-if comm.rank != 1:
-    comm.here(70000)
-absent = comm.absent(70000) if comm.rank == 0 else []
-assert absent == ([f"rank 1 (host {comm.hosts[1]})"] if comm.rank == 0 else [])
+time.sleep(0.3)
+for every_s in (0.0, 0.0, 60.0):  # the last one comes too early, and is none
+    comm.beat(every_s, 7.5 + comm.rank if every_s == 0 else -1.0)
+    comm.meet(np.zeros(1))
+silent_s, waited_s = np.delete(comm.heard(), comm.rank, axis=0).T
+assert waited_s.tolist() == [7.5 + rank for rank in range(3) if rank != comm.rank] and silent_s.max() < 0.3
 assert comm.agree(True) and not comm.agree(comm.rank != 1)
 for wrong, kind in ((np.zeros(4), TypeError), (np.zeros((2, 2), np.float32).T, ValueError)):
     try:
