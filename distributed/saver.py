@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from .ranks import Comm
 from .update import Updater
 
-SAVER_S = 60
+SAVER_S, STDERR = 60, 2
 
 Version = tuple[np.ndarray, np.ndarray, int, dict[str, Any]]  # weights, momentum, version, state
 Save = Callable[[np.ndarray, np.ndarray, int, dict[str, Any]], None]
@@ -22,10 +23,12 @@ Save = Callable[[np.ndarray, np.ndarray, int, dict[str, Any]], None]
 class Saver:
     """Hands published versions to `save(weights, momentum, version, state)`, if there is one, in the main thread."""
 
-    def __init__(self, comm: Comm, updater: Updater, save: Save | None) -> None:
-        self._comm, self._updater, self._save = comm, updater, save
+    def __init__(self, comm: Comm, updater: Updater, save: Save | None, go_on: str = "") -> None:
+        """go_on: for people, how a run goes on that the launcher kills."""
+        self._comm, self._updater, self._save, self._go_on = comm, updater, save, go_on
         self._kept: Version | None = None
         self._child = 0  # process that saves for this one
+        self._lifeline = 0  # to the child: a byte if this process ends by itself, the end of file if it is killed
         self._rescued = -1  # version that the last rescue saved
 
     def keep(self) -> None:
@@ -66,20 +69,34 @@ class Saver:
         if not self._save or self._comm.size == 1:
             self.rescue()
             return
+        end, self._lifeline = os.pipe()
         with self._updater.books, self._updater.weights.held():
             self._child = os.fork()
         if self._child == 0:
             try:
+                os.close(self._lifeline)
                 os.setsid()
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(SAVER_S)
+                teller = threading.Thread(target=self._tell, args=(end,))  # mpirun soon takes no more lines
+                teller.start()
                 self._save(*self._take())
+                teller.join()
             finally:
                 os._exit(0)
+        os.close(end)
+
+    def _tell(self, end: int) -> None:
+        """Say how to go on if the parent is killed; where one of the first two ranks has died, the other one does."""
+        if not os.read(end, 1) and self._go_on and self._comm.rank < 2:
+            version = self._updater.progress.version
+            os.write(STDERR, f"sprint: the job was killed; version {version} is saved; {self._go_on}\n".encode())
 
     def _await_child(self) -> None:
         """Let the child finish before this process writes the same files."""
         if self._child:
+            os.write(self._lifeline, b"1")
+            os.close(self._lifeline)
             os.waitpid(self._child, 0)
             self._child = 0
 

@@ -54,7 +54,7 @@ class Sprint:
     def __init__(self, comm: Comm, workers: Sequence[GradientWorker], weights: np.ndarray, options: Options, *,
                  config_hash: str, momentum: np.ndarray | None = None, progress: Progress | None = None,
                  save: Save | None = None, record: Path | None = None, faults: Sequence[Fault] = (),
-                 transport: Transport | None = None, watch: Watch | None = None) -> None:
+                 transport: Transport | None = None, watch: Watch | None = None, go_on: str = "") -> None:
         """Prepare; nothing starts and nothing is sent.
 
         weights, momentum: (n_params,) float32, copied. progress: where an earlier run stopped.
@@ -64,6 +64,7 @@ class Sprint:
         `state` has this rank's worker states, as of the last gradient in that version.
         record: folder of the log that Replay reads. transport: of the sums over the ranks; None: the host's.
         watch: of the whole run; None: one for the segments only.
+        go_on: words for people whose job the launcher has killed.
         """
         start = progress or Progress()
         self.comm, self.options = comm, options
@@ -81,7 +82,7 @@ class Sprint:
         self._loops = [WorkerLoop(t, worker, self.weights, self._buffers[t], self._gate, options,
                                   self.telemetry.worker_clocks[t], self._keep_states)
                        for t, worker in enumerate(self._workers)]
-        self._saver = Saver(comm, self._updater, save)
+        self._saver = Saver(comm, self._updater, save, go_on)
         self._divisions = 0  # how often the data have been divided anew
         self._agreed = False
         self._reset(0, None)

@@ -136,7 +136,7 @@ class Training:
                     config_hash=config.hash(), momentum=saved.optimizer["momentum"] if saved else None,
                     progress=progress_of(saved), save=self.saver,
                     record=record if config.deterministic else None, faults=setup.faults,
-                    transport=setup.transport, watch=self.watch)
+                    transport=setup.transport, watch=self.watch, go_on=self.go_on)
 
     def _open_workers(self) -> list[Worker]:
         setup, rank = self.setup, self.comm.ids[self.comm.rank]
@@ -221,8 +221,12 @@ class Training:
         self.signal = number
 
     def _how_to_go_on(self, error: Interrupted) -> Interrupted:
-        text = f"{error}; go on with: [mpirun -n N] sprint train {self.config.net} --resume {self.folder.path}"
-        return Interrupted(text, error.exit_code - 128)
+        return Interrupted(f"{error}; {self.go_on}", error.exit_code - 128)
+
+    @property
+    def go_on(self) -> str:
+        """How this run goes on after an end that was none."""
+        return f"go on with: [mpirun -n N] sprint train {self.config.net} --resume {self.folder.path}"
 
     @property
     def title(self) -> str:

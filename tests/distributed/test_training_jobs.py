@@ -139,6 +139,8 @@ def test_without_ulfm_a_death_ends_all_ranks_with_the_last_published_version_sav
     assert done.code != 0
     assert ended_in_time(done, tmp_path)
     assert last(tmp_path / "r").step == 39
+    assert only_line(done) == ("sprint: the job was killed; version 39 is saved; go on with: "
+                               f"[mpirun -n N] sprint train cnn-a --resume {tmp_path / 'r'}")
 
 
 def ended_in_time(done, tmp_path):
