@@ -55,8 +55,8 @@ class Mpi:
         world = mpi.COMM_WORLD
         _check_launcher(variable, expected, world.size)
         _check_thread_level(mpi)
-        self._comm, self._roll = world.Dup(), world.Dup()
-        self._roll.Set_errhandler(mpi.ERRORS_RETURN)
+        self._comm, self._signs = world.Dup(), world.Dup()
+        self._signs.Set_errhandler(mpi.ERRORS_RETURN)
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         self._world, self.ended, self.exit_code = world, False, 0
         atexit.register(self._leave)
@@ -195,10 +195,10 @@ class Mpi:
                         self._exchange_signs(other, now)
 
     def _exchange_signs(self, other: int, now: float) -> None:
-        self._roll.Isend(self._sign, other).Free()
+        self._signs.Isend(self._sign, other).Free()
         sign = np.empty(1)
-        while self._roll.Iprobe(other):
-            self._roll.Recv(sign, other)
+        while self._signs.Iprobe(other):
+            self._signs.Recv(sign, other)
             self._heard[other] = (now, float(sign[0]))
 
     def heard(self) -> list[tuple[float, float]]:
@@ -261,7 +261,7 @@ class Mpi:
         """Free the communicator; MPI ends with the interpreter. Under ULFM, where the dead cannot come, nothing."""
         if not self._ulfm:
             self._comm.Free()
-            self._roll.Free()
+            self._signs.Free()
 
     def _leave(self) -> None:
         """End the process without MPI_Finalize under ULFM: its fence may wait for the dead for ever.
