@@ -74,8 +74,8 @@ class HostTiles:
 class Winograd(HostTiles):
     """Winograd's algorithm on the host: 3x3 filters at stride 1. Raises ValueError for any other layer or device.
 
-    An infinite input makes its whole tiles of outputs NaN, where the direct sum keeps them infinite or finite: a run that
-    has diverged stops either way, with the same words.
+    An infinite input makes its whole tiles of outputs NaN, where the direct sum keeps them infinite or finite: a run
+    that has diverged stops either way, with the same words.
     Source: Lavin and Gray 2016, F(2x2, 3x3).
     """
 
