@@ -30,7 +30,7 @@ test: .venv/with-test  ## all tests (ARGS="-k pool" chooses)
 lint: .venv/with-test  ## ruff and mypy
 	$(BIN)/ruff check .
 	@mkdir -p .mypy_cache/root && ln -sfn ../.. .mypy_cache/root/sprint
-	MYPYPATH=.mypy_cache/root $(BIN)/mypy $(foreach p,kernels engine distributed bench,-p sprint.$p) -m sprint.__main__
+	MYPYPATH=.mypy_cache/root $(BIN)/mypy $(foreach p,kernels engine distributed bench,-p sprint.$p) -m sprint.__main__ -m sprint.console
 
 check: lint  ## lint, types, NVRTC for one GPU, fast tests
 	$(BIN)/python -m sprint.kernels.nvrtc --arch 80

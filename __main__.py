@@ -222,7 +222,7 @@ def _open_streams() -> None:
 
 
 def main() -> None:
-    """Entry point of the console script and of python -m sprint."""
+    """What the console script (console.py) and python -m sprint run."""
     _open_streams()
     code = run(sys.argv[1:])
     if code and "OMPI_COMM_WORLD_SIZE" in os.environ:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import sprint
@@ -351,6 +352,21 @@ def test_ctrl_c_before_the_first_step_is_one_line_too():
             f"sys.exit(run({[*SMALL, '--out', 'r']}))\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_silent_too():
+    code = ("import signal, sys\n"
+            "class Pressed:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name == 'typer':\n"
+            "            signal.raise_signal(signal.SIGINT)\n"
+            "sys.meta_path.insert(0, Pressed())\n"
+            "from sprint.console import main\n"
+            "main()\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
+    setup = (Path(__file__).parents[1] / "setup.cfg").read_text()
+    assert "sprint = sprint.console:main" in setup
 
 
 def test_a_terminal_gets_a_bar_and_keeps_its_cursor(tmp_path):
