@@ -11,6 +11,7 @@ from ..engine.errors import UsageError
 from ..kernels import cuda, nccl
 from .launch import outside
 from .layout import Place
+from .pulse import LOCAL
 from .ranks import Comm
 
 LIMIT_S = 60.0  # CuPy and a CUDA context of its own take seconds, on a slow file system many
@@ -50,7 +51,9 @@ def _check_nccl(comm: Comm) -> None:
 def _check_mpi(comm: Comm, device: str) -> None:
     if comm.size == 1:
         raise UsageError("cuda-aware: expected 2 or more ranks (mpirun -n N), got 1")
-    if outcome := ask_child(device.partition(":")[2]):
+    with comm.pulse.within("try MPI in a child", LOCAL):  # which has a limit of its own
+        outcome = ask_child(device.partition(":")[2])
+    if outcome:
         raise RuntimeError(f"cuda-aware: expected MPI to sum 1,000 floats on {device} in a child process, "
                            f"got {outcome}; {_CURE}")
 

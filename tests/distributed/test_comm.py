@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sprint.distributed.comm import open_comm
 from sprint.distributed.launch import LAUNCHERS, launched
-from sprint.distributed.ranks import AgreedError, Single, agree_signature, label, slice_of
+from sprint.distributed.ranks import AgreedError, Single, agree_signature, label, plural, slice_of
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,10 @@ def test_slices_cover_everything_once_for_any_number_of_ranks():
             for index in range(count):
                 covered[slice_of(n, index, count)] += 1
             assert (covered == 1).all()
+
+
+def test_one_is_singular():
+    assert [plural(n, "checkpoint") for n in (0, 1, 2)] == ["0 checkpoints", "1 checkpoint", "2 checkpoints"]
 
 
 def test_signature_names_both_ranks_and_numbers():
