@@ -70,11 +70,14 @@ def calibrate(
 
     with _job() as comm:
         from ..distributed.together import together
+        from . import others
         from .calibrate import calibrate as measure
 
         opened, wanted = together(comm, prepared)
+        watch = others.Watch()
         with _progress(comm) as report:
             made = measure(opened, wanted, comm, name or output.stem, description or "", report)
+        share = watch.share(comm)
     if made:
         from .files import say_written
         from .machine_file import save_machine
@@ -82,6 +85,7 @@ def calibrate(
         save_machine(made.machine, output)
         _print_checks(made)
         say_written(output)
+        others.warn(share)
 
 
 def _pixels(text: str) -> int:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -29,6 +28,7 @@ from .machine_file import load_machine
 from .marks import check_marks, write_between
 from .model import predict
 from .model_tables import duration
+from .others import CALM, others_share
 from .outcome import Config
 
 SIZE = {"cnn-a": 28, "lenet": 28}  # pixels, small enough for many updates a second
@@ -39,7 +39,7 @@ LIMITS = {"t_epoch": 0.05, "minibatch": 0.09, "staleness": 0.19}  # errors that 
 NAMES = {"t_epoch": "T_Epoch", "minibatch": "mini-batch", "staleness": "staleness"}
 CLUSTER, RANKS, CLUSTER_DEVICES, CLUSTER_SUBBATCH, CLUSTER_UPDATES = "tsubame-kfc", (4, 8, 16), 8, 5, 100
 LIMIT_S = 300.0  # of one command
-CALM, TRIES = 0.05, 4  # share of the machine's time that others may take meanwhile; times to try for that
+TRIES = 4  # to measure while others take little of the machine
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,6 @@ def calmly(make: Callable[[], None]) -> float:
         if share < CALM:
             break
     return share
-
-
-def others_share(call: Callable[[], None]) -> float:
-    """Part of all processors' time during `call` that neither this process nor what it started has used."""
-    begin, busy, own = time.perf_counter(), _busy_seconds(), sum(os.times()[:4])
-    call()
-    others = _busy_seconds() - busy - (sum(os.times()[:4]) - own)
-    return others / ((time.perf_counter() - begin) * (os.cpu_count() or 1))
-
-
-def _busy_seconds() -> float:
-    """Of all processors since the machine was started, what its host took from it counted in."""
-    user, nice, system, _, _, irq, softirq, steal = Path("/proc/stat").read_text().split()[1:9]
-    return sum(map(int, (user, nice, system, irq, softirq, steal))) / os.sysconf("SC_CLK_TCK")
 
 
 def calibrated(folder: Path) -> Machine:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +13,7 @@ from sprint.bench import commands_calibrate, score_runs
 from sprint.bench.machine_file import read_machine, save_machine
 from sprint.bench.outcome import GPU_TERMS, UPDATE_TERMS, Distribution
 from sprint.bench.score import errors, plain, read_run, score
-from sprint.bench.score_runs import Scored, calmly, others_share, table
+from sprint.bench.score_runs import Scored, calmly, table
 from sprint.engine.errors import UsageError
 from typer.testing import CliRunner
 
@@ -176,17 +172,3 @@ def test_a_disturbed_run_is_made_again_but_not_for_ever(monkeypatch):
     assert len(made) == 3
     assert calmly(lambda: made.append(1)) == 0.6
     assert len(made) == 3 + score_runs.TRIES
-
-
-SPIN = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.8: pass"]
-
-
-def test_what_others_take_is_seen():
-    with subprocess.Popen(SPIN):  # not waited for meanwhile, as if another had started it
-        assert others_share(lambda: time.sleep(0.6)) * os.cpu_count() > 0.2
-
-
-def test_what_one_starts_oneself_is_not_others(monkeypatch):
-    """On a machine on which nobody else runs."""
-    monkeypatch.setattr(score_runs, "_busy_seconds", lambda: sum(os.times()[:4]))
-    assert others_share(lambda: subprocess.run(SPIN, check=True, timeout=60)) == pytest.approx(0, abs=1e-3)
