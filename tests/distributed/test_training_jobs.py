@@ -223,8 +223,9 @@ def test_a_rank_that_is_stopped_while_the_main_threads_call_mpi_is_named(stuck, 
     done = stuck(place, rank, "stop", 2, ranks=ranks, ft=ft)
     who = 1 if rank == 0 else 0  # the first of those that wait
     found = re.match(rf"sprint: stalled: rank {rank} \(host \S+\) gives no sign of life to rank {who} \(host \S+\): "
-                     rf"thread main: {doing}.*, update \d+, for (\d\.\d) s \(limit 2 s\)$", only_line(done))
-    assert done.code == 1 and found and 2.2 <= float(found[1]) <= 3.6, done.err
+                     rf"thread main: {doing}.*, update \d+, for (\d+\.\d) s \(limit 2 s\)$", only_line(done))
+    most_s = 30 if place == "end" else 3.6  # rank 0 draws before it is stopped
+    assert done.code == 1 and found and 2.2 <= float(found[1]) <= most_s, done.err
 
 
 def test_a_rank_that_waits_for_its_disk_says_so(stuck):
