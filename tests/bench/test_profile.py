@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import subprocess
@@ -191,6 +192,33 @@ def test_a_full_disk_names_the_file(monkeypatch, tmp_path, observed):
                 act(tmp_path / "p.png")
         assert (error.value.filename, error.value.strerror) == (str(tmp_path / "p.png"), "No space left on device")
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_in_the_picture_lies_on_anything_else(observed):
+    from matplotlib.text import Text
+
+    figure = profile_plots.figure(profile(*observed, CEILINGS), CEILINGS, "title")
+    figure.draw_without_rendering()
+    bars, roofline = figure.axes
+    labels = [Text.get_window_extent(text) for text in roofline.texts]  # without their lines
+    assert len(labels) == profile_plots.NAMED
+    boxes = [*labels, bars.get_window_extent(), roofline.get_window_extent(), figure.legends[0].get_window_extent()]
+    for i, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y0 >= figure.bbox.y0
+        assert not any(box.overlaps(other) for other in boxes[:i]), i
+    places = [np.array(some.get_offsets()) for some in roofline.collections]
+    assert len(np.concatenate(places)) == sum(bool(row.flops) for row in profile(*observed, CEILINGS).rows)
+    (left, right), (low, high) = roofline.get_xlim(), roofline.get_ylim()
+    assert all(left < x < right and low < y < high for x, y in np.concatenate(places))
+
+
+@pytest.mark.parametrize("heights", [[0.95, 0.94, 0.93, 0.5, 0.49], [0.02, 0.01, 0.005], [1.2, 0.6, -3.0], []])
+def test_labels_stand_apart_and_within_the_height(heights):
+    gap = profile_plots.GAP
+    placed = profile_plots._apart(heights)
+    assert all(gap / 2 <= height <= 1 - gap / 2 for height in placed)
+    assert all(upper - lower >= gap - 1e-9 for upper, lower in itertools.pairwise(placed))
+    assert profile_plots._apart([0.9, 0.5]) == [0.9, 0.5]
 
 
 def test_a_trace_on_a_full_disk_names_the_file(tmp_path):
