@@ -36,6 +36,7 @@ class Watch:
         self._comm, self.limit_s = comm, limit_s
         self.pulses: list[Pulse] = []
         self._used_s, self._used_at = 0.0, time.monotonic()  # processor time, and when there was more of it
+        self._looked_at = self._awake_at = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -67,14 +68,14 @@ class Watch:
         """Raise Stalled naming rank, host, thread and operation of what is stalled in a segment."""
         if not self.limit_s:
             return
-        self._beat()
+        self._look()
         for pulse in self.pulses:
-            _, _, waits_for, age_s = pulse.read()
+            _, _, waits_for, age_s = self._read(pulse)
             if not waits_for and age_s > self.limit_s:
                 raise self._stalled(pulse)
             if waits_for == RANKS:
                 self._check_others(pulse)
-        if self.pulses and all(p.read()[2] == LOCAL and p.read()[3] > 2 * self.limit_s for p in self.pulses):
+        if self.pulses and all(p.read()[2] == LOCAL and self._read(p)[3] > 2 * self.limit_s for p in self.pulses):
             raise Stalled(f"stalled: {label(self._comm)}: all threads wait for each other: "
                           f"{', '.join(f'{p.thread}: {p.read()[0]}' for p in self.pulses)}")
 
@@ -82,8 +83,8 @@ class Watch:
         """Raise Stalled for the main thread; one that works is waited for, however long it takes."""
         if not self.limit_s:
             return
-        self._beat()
-        _, _, waits_for, age_s = self._comm.pulse.read()
+        self._look()
+        _, _, waits_for, age_s = self._read(self._comm.pulse)
         if waits_for == RANKS:
             self._check_others(self._comm.pulse)
         elif not waits_for and min(age_s, self._idle_s()) > self.limit_s:
@@ -97,17 +98,27 @@ class Watch:
             self._used_s, self._used_at = used_s, time.monotonic()
         return time.monotonic() - self._used_at
 
-    def _beat(self) -> None:
-        reads = [pulse.read() for pulse in (self._comm.pulse, *self.pulses)]
+    def _read(self, pulse: Pulse) -> tuple[str, int, str, float]:
+        operation, update, waits_for, age_s = pulse.read()
+        return operation, update, waits_for, min(age_s, time.monotonic() - self._awake_at)
+
+    def _look(self) -> None:
+        """Tell the others. If nobody has looked for long, the whole process was stopped: that time does not count."""
+        now = time.monotonic()
+        if now > self._looked_at + self.limit_s / 2:
+            self._awake_at = now
+        self._looked_at = now
+        reads = [self._read(pulse) for pulse in (self._comm.pulse, *self.pulses)]
         self._comm.beat(self.limit_s / BEATS, max((age for _, _, what, age in reads if what == RANKS), default=0.0))
 
     def _check_others(self, pulse: Pulse) -> None:
         """The first of the ranks that wait speaks at 1.1 times the limit, the others only if it does not."""
         quiet, limit_s, own = self._comm.heard(), self.limit_s, self._comm.rank
-        silent = [rank for rank, (silent_s, _) in enumerate(quiet) if silent_s > limit_s and rank != own]
+        awake_s = time.monotonic() - self._awake_at
+        silent = [rank for rank, (silent_s, _) in enumerate(quiet) if min(silent_s, awake_s) > limit_s and rank != own]
         waiting = [rank for rank, (_, waited_s) in enumerate(quiet) if rank == own or waited_s > limit_s / 2]
         first = next(rank for rank in waiting if rank not in silent)
-        if pulse.read()[3] < 1.1 * limit_s + (0.0 if own == first else max(0.4 * limit_s, AFTER_S)):
+        if self._read(pulse)[3] < 1.1 * limit_s + (0.0 if own == first else max(0.4 * limit_s, AFTER_S)):
             return
         if silent:
             raise self._stalled(pulse, f"{', '.join(label(self._comm, r) for r in silent)} gives no sign of life to ")
@@ -115,7 +126,7 @@ class Watch:
             raise self._stalled(pulse, "all ranks wait for each other, as ")
 
     def _stalled(self, pulse: Pulse, cause: str = "") -> Stalled:
-        operation, update, _, age_s = pulse.read()
+        operation, update, _, age_s = self._read(pulse)
         return Stalled(f"stalled: {cause}{label(self._comm)}: thread {pulse.thread}: {operation}, update {update}, "
                        f"for {age_s:.1f} s (limit {self.limit_s:g} s)")
 

@@ -57,15 +57,33 @@ def test_delay_lasts_as_long_as_asked():
     assert 0.2 <= time.monotonic() - began < 2
 
 
-def test_watch_names_who_is_late_and_not_who_waits():
-    watch = Watch(Single(), 0.05)
+def pass_time(clock, seconds, look):
+    """Let `seconds` pass; look() now and then, as the watch does."""
+    end = clock.now + seconds
+    while clock.now < end:
+        look()
+        clock.now = min(end, clock.now + 2)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets, and processor time."""
+    times = SimpleNamespace(now=100.0, used=3.0)
+    fake = SimpleNamespace(monotonic=lambda: times.now, process_time=lambda: times.used, thread_time=lambda: 0.0)
+    monkeypatch.setattr("sprint.distributed.pulse.time", fake)
+    monkeypatch.setattr("sprint.distributed.watch.time", fake)
+    return times
+
+
+def test_watch_names_who_is_late_and_not_who_waits(clock):
+    watch = Watch(Single(), 10.0)
     worker, update = watch.pulse("worker 0"), watch.pulse("update")
     worker.enter("compute gradient", 8)
     update.enter("wait for gradients", 8, LOCAL)
-    watch.check()
-    time.sleep(0.08)
-    with pytest.raises(RuntimeError, match=r"stalled: rank 0 \(host .*\): thread worker 0: compute gradient, update 8, "
-                                           r"for 0\.\d s \(limit 0.05 s\)$"):
+    pass_time(clock, 10, watch.check)
+    clock.now += 0.5
+    with pytest.raises(Stalled, match=r"^stalled: rank 0 \(host .*\): thread worker 0: compute gradient, update 8, "
+                                      r"for 10.5 s \(limit 10 s\)$"):
         watch.check()
     worker.enter("deposit gradient", 8)
     watch.check()
@@ -87,16 +105,6 @@ class Four(Single):
         return self.quiet
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that the test sets: now[0], and processor time: used[0]."""
-    times = SimpleNamespace(now=100.0, used=3.0)
-    fake = SimpleNamespace(monotonic=lambda: times.now, process_time=lambda: times.used, thread_time=lambda: 0.0)
-    monkeypatch.setattr("sprint.distributed.pulse.time", fake)
-    monkeypatch.setattr("sprint.distributed.watch.time", fake)
-    return times
-
-
 WORKS, WAITS, SILENT = (1.0, 0.0), (1.0, 9.0), (11.0, 0.0)
 
 
@@ -105,9 +113,9 @@ def test_who_waits_for_a_silent_rank_names_it_the_first_of_them_first(clock, own
     comm = Four(own, [WORKS, WAITS, WAITS, SILENT])
     watch = Watch(comm, 10.0)
     watch.pulse("update").enter("allreduce", 8, RANKS)
-    clock.now += patience_s - 0.1
+    pass_time(clock, patience_s - 0.1, watch.check)
     watch.check()
-    assert comm.said == [(1.25, pytest.approx(patience_s - 0.1))]
+    assert comm.said[-1] == (1.25, pytest.approx(patience_s - 0.1))
     clock.now += 0.2
     with pytest.raises(Stalled, match=rf"^stalled: rank 3 \(host n9\) gives no sign of life to rank {own} \(host .*\): "
                                       rf"thread update: allreduce, update 8, for {patience_s}.1 s \(limit 10 s\)$"):
@@ -117,7 +125,7 @@ def test_who_waits_for_a_silent_rank_names_it_the_first_of_them_first(clock, own
 def test_the_second_rank_speaks_where_the_first_is_silent(clock):
     watch = Watch(Four(1, [SILENT, WAITS, WAITS, WAITS]), 10.0)
     watch.pulse("update").enter("allreduce", 8, RANKS)
-    clock.now += 11.1
+    pass_time(clock, 11.1, watch.check)
     with pytest.raises(Stalled, match=r"rank 0 \(host n6\) gives no sign of life to rank 1"):
         watch.check()
 
@@ -126,7 +134,7 @@ def test_ranks_that_live_are_waited_for_unless_all_wait_for_each_other(clock):
     comm = Four(0, [(0.0, 0.0), (1.0, 12.0), (1.0, 3.0), (1.0, 12.0)])
     watch = Watch(comm, 10.0)
     with comm.pulse.within("score", RANKS):
-        clock.now += 500
+        pass_time(clock, 500, watch.check_main)
         watch.check_main()
         comm.quiet[2] = (1.0, 12.0)
         with pytest.raises(Stalled, match=r"stalled: all ranks wait for each other, as rank 0 .*: thread main: start: "
@@ -139,12 +147,12 @@ def test_a_main_thread_is_stalled_if_it_neither_waits_nor_computes(clock):
     watch = Watch(comm, 10.0)
     comm.pulse.enter("score", 7)
     for _ in range(9):
-        clock.now, clock.used = clock.now + 9, clock.used + 0.1
-        watch.check_main()
-    clock.now += 9
+        pass_time(clock, 9, watch.check_main)
+        clock.used += 0.1
+    pass_time(clock, 9, watch.check_main)
     watch.check_main()
-    clock.now += 2
-    with pytest.raises(Stalled, match=r"^stalled: rank 2 \(host n8\): thread main: score, update 7, for 92.0 s "
+    pass_time(clock, 2, watch.check_main)
+    with pytest.raises(Stalled, match=r"^stalled: rank 2 \(host n8\): thread main: score, update 7, for 9\d.0 s "
                                       r"\(limit 10 s\)$"):
         watch.check_main()
     with comm.pulse.within("train", LOCAL):
@@ -152,8 +160,21 @@ def test_a_main_thread_is_stalled_if_it_neither_waits_nor_computes(clock):
     comm.pulse.enter("record", 7)
     watch.check_main()
     watch.limit_s = 0.0
-    clock.now += 1000
-    watch.check_main()
+    pass_time(clock, 1000, watch.check_main)
+
+
+def test_the_time_in_which_a_whole_process_was_stopped_is_nobodys(clock):
+    comm = Four(2, [WORKS, WORKS, WORKS, SILENT])
+    watch = Watch(comm, 10.0)
+    watch.pulse("worker 0").enter("compute gradient", 8)
+    watch.pulse("update").enter("allreduce", 7, RANKS)
+    watch.check()
+    clock.now += 3600
+    pass_time(clock, 9.9, watch.check)
+    watch.check()
+    clock.now += 0.2
+    with pytest.raises(Stalled, match=r"thread worker 0: compute gradient, update 8, for 10\.1 s"):
+        watch.check()
 
 
 def test_a_part_of_an_operation_begins_anew_after_it(clock):
@@ -167,11 +188,11 @@ def test_a_part_of_an_operation_begins_anew_after_it(clock):
     assert pulse.read() == ("score", 4, "", 0.0)
 
 
-def test_threads_that_all_wait_for_each_other_are_a_stall():
-    watch = Watch(Single(), 0.03)
+def test_threads_that_all_wait_for_each_other_are_a_stall(clock):
+    watch = Watch(Single(), 10.0)
     for name in ("update", "worker 0"):
         watch.pulse(name).enter("wait for the other", 3, LOCAL)
-    watch.check()
-    time.sleep(0.08)
-    with pytest.raises(RuntimeError, match="all threads wait for each other: update: wait for the other, worker 0"):
+    pass_time(clock, 20, watch.check)
+    clock.now += 0.5
+    with pytest.raises(Stalled, match="all threads wait for each other: update: wait for the other, worker 0"):
         watch.check()
