@@ -20,12 +20,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .launch import launched
+from .launch import FORWARD_S, launched
 from .pulse import RANKS, Pulse
 from .ranks import Comm, RankFailed, Single, StartError, flat, flush, label, plural, slice_of
 
 NAME_BYTES = 64
 SPIN_S = 500e-6  # small sums are done by then
+LEAVE_S = 60.0  # how long a checkpoint of another rank may take at the end
 DETECT_S = 2.0  # how long the death that an error came from may take to be known
 
 
@@ -267,11 +268,22 @@ class Mpi:
         """End the process without MPI_Finalize under ULFM: its fence may wait for the dead for ever.
 
         Seen with Open MPI 5.0.11 (1 run of 6 on two ranks, and for ranks that die in MPI_Finalize itself);
-        mpirun --with-ft ulfm takes such an end as normal and returns the exit code.
+        mpirun --with-ft ulfm takes such an end as normal and returns the exit code, but one that is not 0 makes it
+        kill the others: they come here first, with all that they have to say and to save.
         """
         if self._ulfm:
             flush()
+            if self.exit_code and self.ended:
+                self._gather_to_leave()
             os._exit(self.exit_code)
+
+    def _gather_to_leave(self) -> None:
+        deadline = time.monotonic() + LEAVE_S
+        with contextlib.suppress(self._mpi.Exception):  # of the dead
+            request = self._comm.Ibarrier()
+            while not request.Test() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        time.sleep(FORWARD_S)
 
 
 def abort_world(code: int) -> NoReturn:

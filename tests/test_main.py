@@ -346,6 +346,7 @@ def test_a_second_signal_stops_at_once(tmp_path, number, wanted):
 
 def test_ctrl_c_before_the_first_step_is_one_line_too():
     code = ("import os, signal, sys\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background ignore it
             "from sprint.engine import session\n"
             "from sprint.__main__ import run\n"
             "session.open_device = lambda *a, **b: os.kill(os.getpid(), signal.SIGINT)\n"
@@ -356,6 +357,7 @@ def test_ctrl_c_before_the_first_step_is_one_line_too():
 
 def test_ctrl_c_while_the_command_line_is_loaded_is_silent_too():
     code = ("import signal, sys\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "class Pressed:\n"
             "    def find_spec(self, name, *_):\n"
             "        if name == 'typer':\n"

@@ -64,6 +64,14 @@ def test_a_worker_that_raises_ends_all_ranks_with_its_traceback_first(mpirun, tm
 
 
 @pytest.mark.parametrize("ft", [False, True])
+def test_a_rank_that_takes_its_time_to_say_why_all_end_is_waited_for(mpirun, tmp_path, ft):
+    """mpirun kills the others when one has ended with a code that is not 0."""
+    done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 10**8, "--delay", 0.002, "--inject",
+                  "raise-worker=1@update=20", ft=ft, env={"SLOW_END_S": "1"})
+    assert done.code == 1 and done.err.count("a worker of rank 1 failed") == 1
+
+
+@pytest.mark.parametrize("ft", [False, True])
 def test_a_worker_that_fails_after_the_last_vote_ends_all_ranks_alike(mpirun, tmp_path, ft):
     done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 60, "--workers", 2, "--late-on", 1, ft=ft)
     assert done.code == 1 and done.seconds < IN_TIME_S and "ended at version" not in done.out

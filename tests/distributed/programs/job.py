@@ -148,5 +148,7 @@ if __name__ == "__main__":
     try:
         main()
     except Exception as error:  # as the command line does: one line, then the exit code
+        if os.environ.get("OMPI_COMM_WORLD_RANK") == "0":
+            time.sleep(float(os.environ.get("SLOW_END_S", 0)))
         print(f"sprint: {error}", file=sys.stderr, flush=True)
         raise SystemExit(getattr(error, "exit_code", 1)) from None
