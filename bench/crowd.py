@@ -110,11 +110,16 @@ def run_loops(comm: Comm, devices: Sequence[Device], trial: Trial, turns: int) -
     job.start(turns * trial.subbatch * comm.size * len(devices))
     job.join()
     job.close()
-    worker = np.concatenate([_settled(clock.recent) for clock in job.telemetry.worker_clocks]).mean(axis=0)
-    update = _settled(job.telemetry.update_clock.recent).mean(axis=0)
-    means = comm.gather_all([*worker.tolist(), *update.tolist()]).mean(axis=0).tolist()
-    return Loops(dict(zip(WORKER_TERMS, means, strict=False)),
-                 dict(zip(UPDATE_TERMS, means[len(WORKER_TERMS):], strict=True)))
+    worker = np.concatenate([_settled(clock.recent) for clock in job.telemetry.worker_clocks])
+    update = _settled(job.telemetry.update_clock.recent)
+    return Loops(dict(zip(WORKER_TERMS, mean_of_all(comm, worker), strict=True)),
+                 dict(zip(UPDATE_TERMS, mean_of_all(comm, update), strict=True)))
+
+
+def mean_of_all(comm: Comm, rows: np.ndarray) -> list[float]:
+    """Mean (k,) of the rows (n, k) of all ranks; some may have none, where others took all the turns. A collective."""
+    sums = comm.gather_all([float(len(rows)), *rows.sum(axis=0).tolist()]).sum(axis=0)
+    return (sums[1:] / sums[0]).tolist()
 
 
 def _settled(rows: np.ndarray) -> np.ndarray:

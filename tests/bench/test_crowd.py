@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sprint.bench import crowding
-from sprint.bench.crowd import Loops, Trial, gradients_at_once, median_loops, run_loops
+from sprint.bench.crowd import Loops, Trial, gradients_at_once, mean_of_all, median_loops, run_loops
 from sprint.bench.crowd_fit import Sight, fit_contention, fit_crowd
 from sprint.bench.machine import ANY, CROWDED, Linear
 from sprint.bench.machine_file import read_machine
@@ -47,6 +47,15 @@ def test_the_loops_tell_their_turns(device):
     loops = run_loops(Single(), [device, HostDevice(1, threads=1)], TRIAL, 20)
     assert loops.t_gpu > float(np.min(gradients_at_once([device], TRIAL, 5)))
     assert 0 < loops.update["allreduce"] < loops.t_update
+
+
+def test_a_rank_that_had_no_turn_does_no_harm():
+    class Two(Single):
+        def gather_all(self, values):
+            return np.array([values, [0.0] * len(values)])
+
+    rows = np.array([[1.0, 2.0], [3.0, 5.0]])
+    assert mean_of_all(Two(), rows) == [2.0, 3.5] == mean_of_all(Single(), rows)
 
 
 def test_a_disturbed_run_of_the_loops_does_no_harm():
