@@ -73,7 +73,8 @@ def test_a_rank_that_takes_its_time_to_say_why_all_end_is_waited_for(mpirun, tmp
 
 @pytest.mark.parametrize("ft", [False, True])
 def test_a_worker_that_fails_after_the_last_vote_ends_all_ranks_alike(mpirun, tmp_path, ft):
-    done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 60, "--workers", 2, "--late-on", 1, ft=ft)
+    done = mpirun(2, "job.py", "--out", tmp_path, "--samples", 600, "--delay", 0.01, "--workers", 2,
+                  "--late-on", 1, ft=ft)
     assert done.code == 1 and done.seconds < IN_TIME_S and "ended at version" not in done.out
     assert done.err.index("late failure") < done.err.index("a worker of rank 1 failed")
     assert done.err.count("Traceback") == 1 and "MPI_ABORT" not in done.err
