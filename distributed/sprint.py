@@ -19,6 +19,7 @@ import numpy as np
 
 from .buffers import GradientBuffer, VersionedWeights
 from .gate import Gate
+from .launch import FORWARD_S
 from .options import Options
 from .progress import Progress
 from .pulse import LOCAL, RANKS, Pulse
@@ -148,6 +149,7 @@ class Sprint:
         if self.comm.size > 1:  # the others' messages come later: this is the one that tells why
             text = "".join(traceback.format_exception(error))
             print(f"sprint: {label(self.comm)}: worker {t} failed:\n{text}", file=sys.stderr, end="", flush=True)
+            time.sleep(FORWARD_S)  # a busy launcher may forward what two ranks say in any order
             error.told = True  # type: ignore[attr-defined]  # for launch.guard, which would tell it again
         self._worker_errors.append(error)
         self._updater.failed = True
