@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from .ranks import Comm, RankFailed, label
+
+T = TypeVar("T")
+
+
+class Survivor(Protocol):
+    """Who can go on without the dead: the updater, and the run that has it."""
+
+    comm: Comm
+
+    def survive(self, announce: bool = True) -> object: ...
+
+
+def settled(survivor: Survivor, work: Callable[[], T]) -> T:
+    """Return work(), made of collectives, when all living ranks have done it.
+
+    If a rank dies in it, the living make it again from its beginning, all of them. Raises RankFailed without ULFM.
+    """
+    while True:
+        try:
+            result = work()
+        except RankFailed:
+            if not survivor.comm.can_shrink:
+                raise
+            survivor.survive()
+            continue
+        if survivor.comm.agree(True):
+            return result
+        survivor.survive(announce=False)
 
 
 @dataclass(frozen=True)

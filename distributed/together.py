@@ -1,4 +1,4 @@
-"""What the main threads of all ranks do together: fail together at the start, and outlive a death between segments."""
+"""What the main threads of all ranks do together: fail together at the start, and share a text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from ..engine.errors import UsageError
-from .ranks import Comm, RankFailed, label
-from .sprint import Sprint
+from .ranks import Comm, label
 
 T = TypeVar("T")
 ONE_LINE = (ValueError, RuntimeError, OSError)
@@ -44,24 +43,6 @@ def _located(comm: Comm, error: Exception) -> Exception:
     located = (UsageError if isinstance(error, UsageError) else RuntimeError)(f"{label(comm)}: {error}")
     located.__cause__ = error
     return located
-
-
-def settled(job: Sprint, work: Callable[[], T]) -> T:
-    """Return work(), made of collectives of the main thread between two segments.
-
-    If a rank dies in it, the living make it again from its beginning, all of them.
-    """
-    while True:
-        try:
-            result = work()
-        except RankFailed:
-            if not job.comm.can_shrink:
-                raise
-            job.survive()
-            continue
-        if job.comm.agree(True):
-            return result
-        job.survive(announce=False)
 
 
 def text_of_first(comm: Comm, text: str) -> str:

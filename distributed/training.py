@@ -33,10 +33,11 @@ from .launch import guard, launched
 from .measures import Measures
 from .opening import Setup, next_goal, open_setup, resolve, rules
 from .ranks import Comm, RankFailed, agree_signature
+from .recovery import settled
 from .scoring import Scorer
 from .shares import open_worker, resume_worker
 from .sprint import Interrupted, Sprint
-from .together import settled, text_of_first, together
+from .together import text_of_first, together
 from .watch import Watch, signals
 
 RECORD, TRACE = "record", "trace.json"

@@ -18,7 +18,7 @@ from .progress import Progress
 from .pulse import RANKS, Pulse
 from .ranks import AgreedError, Comm, RankFailed, label, slice_of
 from .record import Record
-from .recovery import Recovery, recover
+from .recovery import Recovery, recover, settled
 from .telemetry import Telemetry
 from .transport import HostTransport, Transport
 
@@ -203,17 +203,7 @@ class Updater:
 
         Workers that failed after the vote in it are told here. Raises RuntimeError for MPI, RankFailed without ULFM.
         """
-        while True:
-            try:
-                failed_rank = self._late_failure()
-            except RankFailed:
-                if not self.comm.can_shrink:
-                    raise
-                self.survive()
-                continue
-            if self.comm.agree(True):
-                break
-            self.survive(announce=False)
+        failed_rank = settled(self, self._late_failure)
         if self.progress.failed_rank == -1:
             self.progress = replace(self.progress, failed_rank=failed_rank)
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from sprint.distributed.ranks import RankFailed, Single
-from sprint.distributed.together import settled, text_of_first, together
+from sprint.distributed.recovery import settled
+from sprint.distributed.together import text_of_first, together
 from sprint.engine.errors import UsageError
 
 
